@@ -21,7 +21,7 @@ from ..store import Store
 from . import bounds, objects
 from .cache import Cache
 from .codec import Sealer
-from .manifest import CheckpointSummary
+from .summary import CheckpointSummary
 
 _NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")

@@ -38,11 +38,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import DataError, Foreign, KeyMissing, ObjectMissing
+from . import writer_keys
 from .codec import KEY_SIZE, Sealer
+from .key_files import read_secret, write_secret
+from .writer_keys import ID_SIZE, PREFIX, WRAPPED, WriterKey, lists_key, writer_key
 
 if TYPE_CHECKING:
     from ..store import Store
-    from .writer_keys import WriterKey
 
 _LINE = "criuctl writer domain 1"
 _FETCHERS = 8
@@ -85,15 +87,11 @@ class StoreSealer(Sealer):
         return self
 
     def author(self, domain: bytes) -> str:
-        from .writer_keys import writer_key
-
         return writer_key(self._master, self._id, self._authors[domain]).fingerprint
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
         if not shared:
             return self
-        from .writer_keys import lists_key
-
         return Sealer(lists_key(self._master), encrypted=True)
 
     def for_lists(self) -> tuple[Sealer, bool]:
@@ -105,11 +103,9 @@ class StoreSealer(Sealer):
         """
         if (known := self._known.get(domain)) is not None:
             return known
-        from . import writer_keys
-
-        name = writer_keys.PREFIX + domain.hex()
+        name = PREFIX + domain.hex()
         try:
-            data = self._store.get(name, writer_keys.WRAPPED.size)
+            data = self._store.get(name, WRAPPED.size)
         except ObjectMissing:
             raise writer_keys.lost(name) from None
         opened = Sealer(
@@ -125,17 +121,11 @@ class StoreSealer(Sealer):
         """Open all domains; an object that no enrolled host made opens none."""
         from concurrent.futures import ThreadPoolExecutor
 
-        from . import writer_keys
-
         def learn(domain: bytes) -> None:
             with suppress(DataError):
                 self._open(domain)
 
-        names = [
-            info.name
-            for info in self._store.list(writer_keys.PREFIX)
-            if info.size == writer_keys.WRAPPED.size
-        ]
+        names = [info.name for info in self._store.list(PREFIX) if info.size == WRAPPED.size]
         fresh = [
             domain
             for name in names
@@ -176,8 +166,6 @@ class WriterSealer(Sealer):
         if not self._wrapped:
             _make(self._file, self._key)
             self._enter()
-        from .writer_keys import PREFIX
-
         name = PREFIX + self.domain.hex()
         try:
             there = self._store.get(name) == self._wrapped
@@ -221,9 +209,6 @@ class WriterSealer(Sealer):
 
 def _read(path: Path) -> tuple[bytes, bytes, bytes]:
     """Read a domain's id, master key and object from its file; raise `KeyMissing`."""
-    from .keys import read_secret
-    from .writer_keys import ID_SIZE, WRAPPED
-
     lines = read_secret(path).decode("ascii", "replace").split("\n")
     try:
         secret, wrapped = (base64.b64decode(line, validate=True) for line in lines[1:3])
@@ -249,10 +234,7 @@ def _make(path: Path, key: WriterKey) -> None:
     """Make a new domain in the file `path`, durable; if another process is faster, return the
     domain of that one.
     """
-    from . import writer_keys
-    from .keys import write_secret
-
-    domain, master = secrets.token_bytes(writer_keys.ID_SIZE), secrets.token_bytes(KEY_SIZE)
+    domain, master = secrets.token_bytes(ID_SIZE), secrets.token_bytes(KEY_SIZE)
     lines = (
         _LINE,
         *(

@@ -24,12 +24,13 @@ from ..config import Config
 from ..errors import CriuctlError, Damaged, KeyMissing, StoreNotInitialised, WrongKey
 from ..report import Reporter
 from ..store import Store
-from . import keys
+from . import key_files, key_slots, keys
 from .chunks import StreamRef
 from .codec import fingerprint
-from .manifest import CheckpointSummary, Manifest
+from .manifest import Manifest
 from .repository import Repository
 from .storeconfig import load
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from .buffers import PageBuffer
@@ -125,8 +126,8 @@ def _key_files(config: Config) -> Iterator[Path]:
 
 
 def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) -> keys.Opened:
-    key = keys.KeyText.parse(keys.read_secret(path), str(path))
-    master = None if key.master else keys.opened_by_key(slots, file_id, key.key)
+    key = key_files.KeyText.parse(key_files.read_secret(path), str(path))
+    master = None if key.master else key_slots.opened_by_key(slots, file_id, key.key)
     if master is None:
         what = (
             "the exported master key"
@@ -140,15 +141,15 @@ def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) ->
 def _by_passphrase(
     slots: list[dict[str, Any]], file_id: str, phrase: bytes, what: str, url: str
 ) -> keys.Opened:
-    master = keys.opened_by_passphrase(slots, file_id, phrase)
+    master = key_slots.opened_by_passphrase(slots, file_id, phrase)
     if master is None:
         raise WrongKey(f"{what} does not open {url}", hint=_wanted(slots))
-    return keys.Opened(master, what, keys.KeyText(master, master=True), "passphrase")
+    return keys.Opened(master, what, key_files.KeyText(master, master=True), "passphrase")
 
 
 def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
     """Describe the keys that would open it."""
-    prints = keys.fingerprints(slots)
+    prints = key_slots.fingerprints(slots)
     if not prints:
         return (
             "It wants the passphrase that it was exported with: --passphrase asks for it, "

@@ -1,9 +1,9 @@
-"""The keys that open a store: key files, passphrases, recovery keys, and their slots.
+"""Finding the key that opens a store.
 
-A store has one random master key, which never changes. Each *slot* in the store's config holds the
-master key sealed by a secret that a person keeps: a key file (32 random bytes), a passphrase
-(scrypt) or a recovery key (`recovery`). Opening one slot gives the master key, which is then
-checked against the whole config. `generations` adds and removes slots.
+A store has one random master key, which never changes. Each *slot* in the store's config holds it
+sealed by a secret that a person keeps (`key_slots`): a key file (`key_files`), a passphrase or a
+recovery key (`recovery`). Opening one slot gives the master key, which is then checked against the
+whole config. `key_generations` adds and removes slots.
 
 Keys are looked for in this order, and the first that exists is used:
 
@@ -14,253 +14,31 @@ Keys are looked for in this order, and the first that exists is used:
 5. the variable ``CRIUCTL_PASSPHRASE``
 
 A file in `Config.key_dir` that does not open the store is skipped where there is a passphrase. A
-file may also hold a recovery key. A file with a secret that other users can read or write is
-refused.
-
-A file may also hold the key of a write-only host (`writer_keys`), which opens no slot: such a host
-has no master key.
+file may also hold a recovery key, or the key of a write-only host (`writer_keys`), which opens no
+slot: such a host has no master key.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import os
-import secrets
 import shlex
-import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import (
-    CommandFailed,
-    Conflict,
-    Damaged,
-    KeyMissing,
-    PlatformError,
-    TimedOut,
-    UnsupportedFormat,
-    WrongKey,
-)
-from ..proc.folders import make_private
-from ..quoting import quoted
+from ..errors import CommandFailed, Conflict, KeyMissing, PlatformError, TimedOut, WrongKey
 from . import recovery
-from .codec import KEY_SIZE, derive, fingerprint
+from .codec import fingerprint
+from .key_files import MAX_SECRET_FILE, WRITER_LINE, KeyText, read_secret
+from .key_slots import fingerprints, has_recovery, open_slot
 from .records import Confidential
 from .writer_keys import WriterKey
 
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
 RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"
 ASKED = "-"  # as the name of a key file: the key is typed
-
-_KEY_LINE = "criuctl key 1"
-_WRITER_LINE = "criuctl writer key "
-_MASTER_LINE = "criuctl master key 1"
-_SLOT = "criuctl 2026-11 key slot"
-_SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, about 0.1 s
-_SCRYPT_LIMIT = 1 << 30  # bytes; a slot whose scrypt parameters need more memory is refused
-_MAX_SECRET_FILE = 4096
-
-
-class KeyText(Confidential, frozen=True):
-    """The content of a key file: the secret that opens a slot, or an exported master key."""
-
-    key: bytes
-    master: bool = False
-    recovery: bool = False
-
-    @property
-    def slot(self) -> str:
-        """The kind of slot that the key opens: file or recovery; "master" for a master key, which
-        needs none.
-        """
-        return "master" if self.master else "recovery" if self.recovery else "file"
-
-    def text(self) -> str:
-        """Return the file's content."""
-        if self.recovery:
-            return recovery.to_text(self.key) + "\n"
-        line = _MASTER_LINE if self.master else _KEY_LINE
-        return f"{line}\n{base64.b64encode(self.key).decode()}\n"
-
-    @classmethod
-    def parse(cls, text: bytes, where: str) -> KeyText:
-        """Parse a key file's content; raise `WrongKey` if it is not one."""
-        lines = text.decode("ascii", "replace").split("\n")
-        if lines[0].startswith(_WRITER_LINE):
-            raise WrongKey(
-                f"{where} is the key of a write-only host, which cannot read what is stored",
-                hint="Name another key file: this needs one that opens the store.",
-            )
-        if lines[0] not in (_KEY_LINE, _MASTER_LINE):
-            if lines[0].startswith(("criuctl key ", "criuctl master key ")):
-                raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
-            if recovery.looks_like(typed := text.decode("utf-8", "replace")):
-                return cls(recovery.from_text(typed, where), recovery=True)
-            raise WrongKey(
-                f"{where} is no key file of criuctl", hint=f"Its first line must be {_KEY_LINE!r}."
-            )
-        try:
-            key = base64.b64decode(lines[1], validate=True)
-        except (IndexError, binascii.Error):
-            key = b""
-        if len(key) != KEY_SIZE or any(lines[2:]):
-            raise WrongKey(f"{where} is a damaged key file", hint="Bring a copy of it back.")
-        return cls(key, lines[0] == _MASTER_LINE)
-
-
-def new_key_file(path: Path) -> KeyText:
-    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as
-    it is.
-    """
-    key = KeyText(secrets.token_bytes(KEY_SIZE))
-    try:
-        write_secret(path, key.text())
-    except FileExistsError:
-        return KeyText.parse(read_secret(path), str(path))
-    return key
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a new file that only its owner can read; raise `FileExistsError`."""
-    try:
-        if not path.parent.exists():  # otherwise the operator chose this folder: leave its mode
-            make_private(path.parent)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise KeyMissing(
-            f"the key file {path} cannot be written: {error.strerror}",
-            hint="Give another --key-file.",
-        ) from error
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise KeyMissing(
-            f"the key file {path} cannot be written: {error.strerror}",
-            hint="Give another --key-file.",
-        ) from error
-
-
-def read_secret(path: Path) -> bytes:
-    """Return the content of a small file that only this user can read; raise `KeyMissing`, which
-    says what is wrong.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise KeyMissing(f"{path} is no regular file", hint="Name the key file itself.")
-        with os.fdopen(fd, "rb") as file:
-            if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
-                raise KeyMissing(
-                    f"{path} is not used: others than its owner may read or change it",
-                    hint=f"`chmod 600 {quoted(path)}`, and find out which users have read it.",
-                )
-            return file.read(_MAX_SECRET_FILE)
-    except OSError as error:
-        raise KeyMissing(
-            f"{path} cannot be read: {error.strerror}",
-            hint="Bring the file back, or name another one.",
-        ) from error
-
-
-# -- slots
-# --------------------------------------------------------------------------------------------
-
-
-def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
-    """Return the slot that the key file or recovery key `key` opens."""
-    kind = key.slot
-    return {
-        "type": kind,
-        "fingerprint": fingerprint(key.key),
-        "wrapped": _wrap(key.key, master, f"{kind} {store_id}"),
-    }
-
-
-def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str, Any]:
-    """Return the slot that `passphrase` opens."""
-    slot: dict[str, Any] = {
-        "type": "passphrase",
-        "kdf": "scrypt",
-        **_SCRYPT,
-        "salt": secrets.token_hex(16),
-    }
-    return {**slot, "wrapped": _wrap(_stretch(slot, passphrase), master, f"passphrase {store_id}")}
-
-
-def slot_fingerprint(slot: dict[str, Any]) -> str:
-    """Return the name of a slot: its key's fingerprint, or for a passphrase slot a hash of the
-    slot.
-    """
-    recorded = slot.get("fingerprint")
-    return recorded if isinstance(recorded, str) else fingerprint(str(slot.get("wrapped")).encode())
-
-
-def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
-    try:
-        n, r, p = (int(slot[key]) for key in ("n", "r", "p"))
-        salt = bytes.fromhex(slot["salt"])
-        if (
-            slot["kdf"] != "scrypt"
-            or 128 * n * r > _SCRYPT_LIMIT
-            or not 1 <= p <= 16
-            or n < 2
-            or r < 1
-        ):
-            raise ValueError
-        return hashlib.scrypt(
-            passphrase,
-            salt=salt,
-            n=n,
-            r=r,
-            p=p,
-            maxmem=128 * r * (n + p + 2) + (1 << 20),
-            dklen=KEY_SIZE,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise Damaged(
-            "a passphrase slot in the store's config is not valid", object="config"
-        ) from None
-
-
-def _wrap(key: bytes, master: bytes, associated: str) -> str:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    nonce = secrets.token_bytes(12)
-    sealed = AESGCM(derive(key, _SLOT)).encrypt(nonce, master, associated.encode())
-    return base64.b64encode(nonce + sealed).decode()
-
-
-def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        sealed = base64.b64decode(slot["wrapped"], validate=True)
-        return AESGCM(derive(key, _SLOT)).decrypt(sealed[:12], sealed[12:], associated.encode())
-    except (KeyError, TypeError, ValueError, InvalidTag):
-        return None
-
-
-# -- looking for the key
-# --------------------------------------------------------------------------------
 
 
 class Opened(Confidential, frozen=True):
@@ -277,6 +55,20 @@ class Opened(Confidential, frozen=True):
     writer: WriterKey | None = None
 
 
+def described(opened: Opened | None, slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Describe how a store was opened, by which of its slots, and the path of the key file, without
+    revealing a key; None is a store that is not encrypted.
+    """
+    by = (opened.by or {}).get("fingerprint") if opened else None
+    return {
+        "kind": opened.slot if opened else "none",
+        "file": str(opened.file) if opened and opened.file else None,
+        "source": opened.source if opened else None,
+        "fingerprint": fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
+        "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in slots],
+    }
+
+
 # arguments: slots, id of the store, configuration
 Finder = Callable[[list[dict[str, Any]], str, Config], Opened]
 
@@ -288,7 +80,7 @@ def key_path(config: Config, store_id: str) -> Path:
 
 def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> Opened:
     """Open a slot with the key that the configuration gives; raise `KeyMissing` or `WrongKey`."""
-    if (typed := os.environ.get(RECOVERY_VARIABLE)) and _has_recovery(slots):
+    if (typed := os.environ.get(RECOVERY_VARIABLE)) and has_recovery(slots):
         key = KeyText(recovery.from_text(typed, RECOVERY_VARIABLE), recovery=True)
         return open_by_key(slots, store_id, key, RECOVERY_VARIABLE)
     if config.key_file == ASKED:
@@ -319,7 +111,7 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
             )
             + (
                 f" Its recovery key opens it, too: {RECOVERY_VARIABLE}, or CRIUCTL_KEY_FILE=-."
-                if _has_recovery(slots)
+                if has_recovery(slots)
                 else ""
             ),
         )
@@ -333,7 +125,7 @@ def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Open
     if str(path) == ASKED:
         return open_by_key(slots, store_id, typed_key(), "standard input")
     text = read_secret(path)
-    if text.startswith(_WRITER_LINE.encode()):
+    if text.startswith(WRITER_LINE.encode()):
         return _open_by_writer(slots, store_id, text, path)
     return open_by_key(slots, store_id, KeyText.parse(text, str(path)), str(path), path)
 
@@ -360,7 +152,7 @@ def open_by_key(
     """Open a slot with a key that was read from `source`."""
     if key.master:
         return Opened(key.key, source, key, "master", path)
-    if (found := _opening(slots, store_id, key.slot, key.key)) is not None:
+    if (found := open_slot(slots, store_id, key.slot, key.key)) is not None:
         # A recovery key is kept on paper and never written to a file: the master key is exported
         # instead.
         keep = KeyText(found[0], master=True) if key.recovery else key
@@ -381,25 +173,9 @@ def open_by_passphrase(
 ) -> Opened:
     """Open a slot with a passphrase."""
     for slot in slots:
-        if (found := _opening([slot], store_id, "passphrase", phrase)) is not None:
+        if (found := open_slot([slot], store_id, "passphrase", phrase)) is not None:
             return Opened(found[0], source, KeyText(found[0], master=True), "passphrase", by=slot)
     raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
-
-
-def _opening(
-    slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes
-) -> tuple[bytes, dict[str, Any]] | None:
-    """Return the master key and the first slot of the kind that `secret` opens."""
-    for slot in slots:
-        if slot.get("type") == kind:
-            key = _stretch(slot, secret) if kind == "passphrase" else secret
-            if (master := _unwrap(key, slot, f"{kind} {store_id}")) is not None:
-                return master, slot
-    return None
-
-
-def _has_recovery(slots: Sequence[dict[str, Any]]) -> bool:
-    return any(slot.get("type") == "recovery" for slot in slots)
 
 
 def _other_kinds(slots: Sequence[dict[str, Any]], kind: str) -> str:
@@ -423,32 +199,13 @@ def typed_key() -> KeyText:
     if sys.stdin is not None and sys.stdin.isatty():
         typed = getpass("Recovery key of the store: ")
     else:
-        typed = sys.stdin.readline(_MAX_SECRET_FILE) if sys.stdin is not None else ""
+        typed = sys.stdin.readline(MAX_SECRET_FILE) if sys.stdin is not None else ""
     if not typed.strip():
         raise KeyMissing(
             "no key was given on standard input",
             hint="Type the recovery key of the store, on one line.",
         )
     return KeyText(recovery.from_text(typed, "standard input"), recovery=True)
-
-
-def fingerprints(slots: Sequence[dict[str, Any]], kind: str = "file") -> list[str]:
-    """Return the fingerprints of the keys that open these slots: key files, or another kind."""
-    return [str(slot.get("fingerprint")) for slot in slots if slot.get("type") == kind]
-
-
-def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> bytes | None:
-    """Return the master key if the key of a key file opens one of the slots."""
-    found = _opening(slots, store_id, "file", key)
-    return found and found[0]
-
-
-def opened_by_passphrase(
-    slots: list[dict[str, Any]], store_id: str, passphrase: bytes
-) -> bytes | None:
-    """Return the master key if the passphrase opens one of the slots."""
-    found = _opening(slots, store_id, "passphrase", passphrase)
-    return found and found[0]
 
 
 def find_passphrase(config: Config) -> tuple[bytes | None, str]:

@@ -167,26 +167,7 @@ def claim(
     for _attempt in range(ATTEMPTS):
         current = seen or (standing(repository, ref, over_damage=take_over) if leased else None)
         seen = None
-        if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
-            who = current.host_name or current.host if current is not None else "no host"
-            raise Conflict(
-                (
-                    f"the lease of session {session!r}, which had run out, has changed: {who} has "
-                    "it now"
-                ),
-                host=who,
-            )
-        forced = take_over or instead_of is not None
-        if current is not None and current.state == "held" and current.host != host and not forced:
-            raise Conflict(
-                f"session {session!r} is held by host {current.host_name or current.host} since "
-                f"{current.time}",
-                hint=(
-                    "End it there; restore a copy with --as NEW-NAME; or, if that host is lost "
-                    "for good, use --take-over."
-                ),
-                host=current.host_name or current.host,
-            )
+        _check_free(session, current, host, take_over=take_over, instead_of=instead_of)
         epoch = max(current.epoch if current else 0, above) + 1
         head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(
             ttl=ttl
@@ -217,6 +198,31 @@ def claim(
                 mine.withdraw()
             raise
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
+
+
+def _check_free(
+    session: str, current: Head | None, host: str, *, take_over: bool, instead_of: Head | None
+) -> None:
+    """Raise `Conflict`, which names the holder, if `host` may not have the lease after `current`;
+    arguments as for `claim`.
+    """
+    if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
+        who = current.host_name or current.host if current is not None else "no host"
+        raise Conflict(
+            f"the lease of session {session!r}, which had run out, has changed: {who} has it now",
+            host=who,
+        )
+    forced = take_over or instead_of is not None
+    if current is not None and current.state == "held" and current.host != host and not forced:
+        raise Conflict(
+            f"session {session!r} is held by host {current.host_name or current.host} since "
+            f"{current.time}",
+            hint=(
+                "End it there; restore a copy with --as NEW-NAME; or, if that host is lost "
+                "for good, use --take-over."
+            ),
+            host=current.host_name or current.host,
+        )
 
 
 def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -> Head | None:

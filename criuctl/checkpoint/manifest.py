@@ -1,14 +1,14 @@
-"""What a checkpoint is: the manifest and the records in it.
+"""What a checkpoint is: the manifest.
 
 A manifest names everything that a restore needs, and everything that `show` displays. It is written
 once, last, by one atomic put, and never changed. Its JSON is described by
-``images/manifest.schema.json``. The records are plain data: `criuctl.dump` makes them and
-`criuctl.restore` uses them.
+``images/manifest.schema.json``. It consists of records, which are plain data: `criuctl.dump` makes
+them and `criuctl.restore` uses them. The records of the host, the processes and the memory are
+here; those of files (`file_records`), connections (`connection_record`), terminals
+(`terminal_records`) and GPUs (`gpu_records`) have modules of their own.
 
 Manifests are untrusted input. `Manifest.from_dict` checks types, ranges, names and paths, so that
-no name in one can lead a restore outside the folder that it writes to. The paths of files to put
-back are absolute by nature: they are checked to be plain here, and checked again where they are
-used.
+no name in one can lead a restore outside the folder that it writes to.
 """
 
 from __future__ import annotations
@@ -21,30 +21,27 @@ from msgspec import field
 from msgspec.structs import replace
 
 from .chunks import StreamRef
+from .connection_record import ConnectionRecord
+from .file_records import ExternalFile, FifoRecord, FileRecord, InodeRecord, LinkRecord
+from .gpu_records import GPU, GpuRecord
 from .records import (
+    DIGEST,
+    ID,
+    SESSION_NAME,
     Record,
-    check_owner_and_mode,
     check_path,
     check_pattern,
     check_range,
     check_text_of_kernel,
     damaged,
 )
+from .terminal_records import HolderRecord, TerminalRecord
 
 MANIFEST_VERSION = 1
 
-_ID = re.compile(r"[0-9a-f]{32}")
-_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
-_HANDLE = re.compile(r"(?:-?\d{1,10}:(?:[0-9a-f]{2}){1,128})?")
-_DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_PAGES = 1 << 40
-_GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
-_GPU_NODE = re.compile(r"/dev/nvidia[A-Za-z0-9/_-]{0,64}")
-
-GPU = "nvidia-gpu"  # the feature of a manifest that has a `GpuRecord`
 
 PredicateKind = Literal["file", "command", "output", "age"]
 
@@ -61,8 +58,8 @@ class SessionRef(Record, frozen=True):
     id: str
 
     def check(self, where: str) -> None:
-        check_pattern(_SESSION, self.name, f"{where}.name")
-        check_pattern(_ID, self.id, f"{where}.id")
+        check_pattern(SESSION_NAME, self.name, f"{where}.name")
+        check_pattern(ID, self.id, f"{where}.id")
 
 
 class HostInfo(Record, frozen=True):
@@ -147,244 +144,6 @@ class MemoryImage(Record, frozen=True):
             last = high
 
 
-class FileRecord(Record, frozen=True):
-    """A file of the tree as it was at the freeze; with `data` the checkpoint holds its contents."""
-
-    path: str
-    kind: str  # written | read | mapped | carried
-    size: int = 0
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    mtime_ns: int = 0
-    inode: int = 0
-    device: int = 0
-    digest: str = ""  # BLAKE3 of the contents, hex; "" when not taken
-    data: StreamRef | None = None
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor)
-    append: bool = False  # every writer opened it with O_APPEND
-    xattrs: dict[str, str] = field(default_factory=dict)  # name -> base64
-    target: str = ""  # of a symbolic link
-    # of a file that is only read: script (an interpreter reads it) | data (mapped, but not as code)
-    role: str = ""
-    # the data folder of the server, or the main file of the SQLite database, that it belongs to
-    database: str = ""
-    mount: str = ""  # the mount point of its file system; "" for "/" and for file systems in memory
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-        for name, path in (("database", self.database), ("mount", self.mount)):
-            if path:
-                check_path(path, f"{where}.{name}")
-        check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
-        check_owner_and_mode(self.uid, self.gid, self.mode, where)
-        check_text_of_kernel(self.target, f"{where}.target")
-        for name, value in self.xattrs.items():
-            check_text_of_kernel(name, f"{where}.xattrs")
-            check_pattern(_BASE64, value, f"{where}.xattrs")
-        if self.data is not None and self.data.size > self.size:
-            raise damaged(f"{where}.data", "is longer than the file")
-
-
-class LinkRecord(Record, frozen=True):
-    """A helper link that CRIU made for a deleted name of a file that has (or had) other names."""
-
-    path: str
-    data: StreamRef
-    sibling: str = ""  # another name of the same file; "" for none
-    inode: int = 0
-    device: int = 0
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    digest: str = ""  # BLAKE3 of `data`, hex; "" when not taken
-    # the kernel's file handle, which finds the file under any name: its kind, ":", hex; "" where
-    # its file system has none
-    handle: str = ""
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-        check_pattern(_DIGEST, self.digest, f"{where}.digest")
-        check_pattern(_HANDLE, self.handle, f"{where}.handle")
-        check_owner_and_mode(self.uid, self.gid, self.mode, where)
-        if self.sibling:
-            check_path(self.sibling, f"{where}.sibling")
-
-
-class FifoRecord(Record, frozen=True):
-    """A named pipe that holds data which the tree had not read, and the outside processes that had
-    it open at the freeze.
-    """
-
-    path: str
-    inode: int = 0
-    device: int = 0
-    # (PID, start time) of each process, as criuctl saw it
-    outside: tuple[tuple[int, int], ...] = ()
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-
-
-class InodeRecord(Record, frozen=True):
-    """The inode at a path that users other than root can change, or the folder of such a socket or
-    deleted file.
-    """
-
-    path: str
-    device: int = 0
-    inode: int = 0
-    uid: int = 0
-    # birth time in nanoseconds of unix time; 0 where the file system does not record it
-    born: int = 0
-    # as in `LinkRecord`: it includes the generation, so no later inode has the same handle
-    handle: str = ""
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-        check_pattern(_HANDLE, self.handle, f"{where}.handle")
-
-
-class ExternalFile(Record, frozen=True):
-    """A file that CRIU could not reach by path. The restore opens it for CRIU."""
-
-    key: str  # CRIU's name of the resource
-    kind: str  # file | dir | device
-    path: str
-    flags: int = 0  # as of open(2)
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-
-
-class TerminalRecord(Record, frozen=True):
-    """A terminal of the tree and the data that its line discipline held. PIDs and process groups
-    are numbers of the tree's PID namespace.
-    """
-
-    path: str  # "" if the tree had no descriptor of it open
-    rdev: int = 0
-    dev: int = 0
-    master: Literal["outside", "inside", "gone"] = "inside"  # gone: the master was closed
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), those of /dev/tty included
-    leader: int = 0  # the session leader in the tree that it controls; 0 for none
-    led_outside: bool = False  # it controls the root, but the session leader is outside the tree
-    foreground: int = 0  # its foreground process group, if that is in the tree
-    rows: int = 0
-    columns: int = 0
-    xpixel: int = 0
-    ypixel: int = 0
-    canonical: bool = True
-    echo: bool = True
-    stopped: bool = False  # output was stopped (^S)
-    # bytes of `input` that the line discipline had processed; the rest waited in its buffer
-    queued: int = 0
-    input: StreamRef | None = None  # typed and not yet read: as secret as memory
-    master_holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of a master inside
-    printed: StreamRef | None = None  # data that such a master had not read yet
-    # no process has the slave open any more: a read from the master returns EIO
-    slave_gone: bool = False
-
-    def check(self, where: str) -> None:
-        if self.path:
-            check_path(self.path, f"{where}.path")
-        for name in ("rdev", "dev", "queued"):
-            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
-        for name in ("rows", "columns", "xpixel", "ypixel"):
-            check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
-        for name in ("leader", "foreground"):
-            check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
-        if self.queued > (self.input.size if self.input is not None else 0):
-            raise damaged(f"{where}.queued", "is more than there is")
-        if (self.printed is not None or self.slave_gone) and not self.master_holders:
-            raise damaged(f"{where}.master_holders", "is empty")
-
-
-class HolderRecord(Record, frozen=True):
-    """The state that a session's holder handed over: all that its successor needs to continue."""
-
-    # the tree had its own PID and mount namespaces, which end with its root
-    private: bool = False
-    created: float = 0.0  # unix seconds
-    command: tuple[str, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
-    workspace: str = ""  # the folder that is moved together with the session, if it has one
-    rows: int = 24
-    columns: int = 80
-    base: int = 0  # offset of the first byte in `scrollback`
-    input_offset: int = 0  # offset of the output at which something was last typed
-    scrollback: StreamRef | None = None
-    # the journal of its steps, one JSON object a line; None if it has none
-    steps: StreamRef | None = None
-    # of the terminal, as the holder protocol writes them
-    modes: dict[str, Any] = field(default_factory=dict)
-    shell: dict[str, Any] = field(default_factory=dict)  # what its shell's marks have said
-    roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
-    events: int = 0  # sequence of the last event
-    audit: int = 0  # sequence of the last entry in the audit log
-    # the operator that paused it, whether it was halted, and the PIDs in the tree that were stopped
-    paused: dict[str, Any] | None = None
-
-    def check(self, where: str) -> None:
-        for name in ("base", "input_offset", "events", "audit"):
-            check_range(getattr(self, name), 0, 1 << 62, f"{where}.{name}")
-        for name in ("rows", "columns"):
-            check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
-
-
-UNCONNECTED = "unconnected"
-
-
-class ConnectionRecord(Record, frozen=True):
-    """A connected, listening or bound socket of the tree, and the policy that applies to it.
-
-    An ``unconnected`` socket that no peer can reach is recorded for its options alone.
-    """
-
-    pid: int
-    fd: int
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of every process that shares it
-    family: str = ""
-    type: str = ""
-    protocol: str = ""
-    state: str = ""
-    inode: int = 0
-    local: str = ""
-    peer: str = ""
-    external: bool = False  # its other end is outside the tree
-    direction: str = ""
-    rqueue: int = 0
-    wqueue: int = 0
-    policy: str = ""
-    # socket options that differ from a new socket's
-    options: dict[str, Any] = field(default_factory=dict)
-    tcp: dict[str, Any] = field(default_factory=dict)  # details of TCP_INFO
-    host: str = ""  # the name under which a rule knows the peer
-    # unix and loopback: "PID (command)" of the process at the other end, if it is local
-    peer_process: str = ""
-    # application protocol: postgresql, redis, journal, tcp, or the name of a hook
-    application: str = ""
-    # the session state that the peer holds for this connection, as that protocol reports it
-    session: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""  # why the policy differs from the requested one
-    ended: bool = False  # the dump ended it along with the tree, so it can only be made again
-    # a TCP connection within the tree that its server has not accepted yet: no descriptor of that
-    # end exists
-    queued: bool = False
-
-    @property
-    def datagrams(self) -> bool:
-        """Whether it sends packets one by one: nothing of it lives in another kernel."""
-        return self.type in ("dgram", "raw")
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has no other end, but takes connections, or datagrams, from any peer, or may
-        yet.
-        """
-        return self.state in ("listen", "bound", UNCONNECTED)
-
-
 class PredicateRecord(Record, frozen=True):
     """What must be so where the checkpoint is restored, as it was at the dump: see
     `criuctl.files.predicates`.
@@ -397,68 +156,13 @@ class PredicateRecord(Record, frozen=True):
     mac: str = ""  # of a command: by it the host that noted the predicate knows it again
 
     def check(self, where: str) -> None:
-        check_pattern(_DIGEST, self.digest, f"{where}.digest")
-        check_pattern(_DIGEST, self.mac, f"{where}.mac")
+        check_pattern(DIGEST, self.digest, f"{where}.digest")
+        check_pattern(DIGEST, self.mac, f"{where}.mac")
         check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
         if self.kind == "file":
             check_path(self.argument, f"{where}.argument")
         if not 0 < len(self.argument) <= 4096 or "\0" in self.argument:
             raise damaged(f"{where}.argument", "is not one")
-
-
-class GpuDevice(Record, frozen=True):
-    """A GPU that the host of the dump had."""
-
-    uuid: str
-    name: str
-    memory: int  # bytes
-    capability: str  # compute capability: "9.0"
-
-    def check(self, where: str) -> None:
-        check_pattern(_GPU, self.uuid, f"{where}.uuid")
-        check_range(self.memory, 0, 1 << 60, f"{where}.memory")
-
-
-class GpuProcess(Record, frozen=True):
-    """A process whose device memory the driver has moved into its ordinary memory; its own
-    numbers.
-    """
-
-    pid: int
-    thread: int  # which gives the device back
-    memory: int = 0  # bytes on the device; 0 if unknown
-
-    def check(self, where: str) -> None:
-        for name in ("pid", "thread"):
-            check_range(getattr(self, name), 1, 1 << 31, f"{where}.{name}")
-        check_range(self.memory, 0, 1 << 60, f"{where}.memory")
-
-
-class GpuDescriptor(Record, frozen=True):
-    """A device that a process has open without using it: opened again by path after the restore."""
-
-    pid: int  # its own number
-    fd: int
-    path: str
-    flags: int = 0  # as of open(2)
-    cloexec: bool = False
-
-    def check(self, where: str) -> None:
-        check_range(self.pid, 1, 1 << 31, f"{where}.pid")
-        check_range(self.fd, 0, 1 << 31, f"{where}.fd")
-        check_pattern(_GPU_NODE, self.path, f"{where}.path")
-
-
-class GpuRecord(Record, frozen=True):
-    """What a restore must know of the tree's GPUs; a manifest that has it requires the feature
-    `GPU`.
-    """
-
-    driver: str  # version of NVIDIA's driver: "580.159.04"
-    api: int  # version of its interface: 13000
-    devices: tuple[GpuDevice, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
-    opened: tuple[GpuDescriptor, ...] = ()
 
 
 class Manifest(Record, frozen=True):
@@ -518,11 +222,11 @@ class Manifest(Record, frozen=True):
         return super().from_dict(flat, where)
 
     def check(self, where: str) -> None:
-        check_pattern(_ID, self.id, f"{where}.id")
+        check_pattern(ID, self.id, f"{where}.id")
         if self.parent is not None:
-            check_pattern(_ID, self.parent, f"{where}.parent")
+            check_pattern(ID, self.parent, f"{where}.parent")
         check_pattern(_CREATED, self.created, f"{where}.created")
-        check_pattern(_DIGEST, self.inodes_mac, f"{where}.inodes_mac")
+        check_pattern(DIGEST, self.inodes_mac, f"{where}.inodes_mac")
         check_range(self.number, 0, 10**19, f"{where}.number")
         check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
         if sum(image.size for image in self.images) != self.image_data.size:
@@ -558,61 +262,3 @@ class Manifest(Record, frozen=True):
             of_holder = (self.holder.scrollback, self.holder.steps)
             found += [stream for stream in of_holder if stream is not None]
         return found
-
-
-class CheckpointSummary(Record, frozen=True):
-    """What a list shows of a checkpoint; `object` is the name of its manifest in the store."""
-
-    id: str
-    session: str
-    session_id: str
-    number: int
-    incarnation: int
-    created: str
-    host: str
-    bytes: dict[str, int] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    pinned: bool = False
-    processes: int = 0
-    object: str = ""
-
-    def check(self, where: str) -> None:
-        check_pattern(_ID, self.id, f"{where}.id")
-        check_pattern(_SESSION, self.session, f"{where}.session")
-
-    @classmethod
-    def of(cls, manifest: Manifest, object: str) -> CheckpointSummary:
-        """Return the summary of `manifest`, stored as `object`."""
-        return cls(
-            id=manifest.id,
-            session=manifest.session.name,
-            session_id=manifest.session.id,
-            number=manifest.number,
-            incarnation=manifest.incarnation,
-            created=manifest.created,
-            host=manifest.host.name,
-            bytes=dict(manifest.bytes),
-            labels=dict(manifest.labels),
-            pinned=manifest.pinned,
-            processes=len(manifest.processes),
-            object=object,
-        )
-
-    def to_stored(self) -> dict[str, Any]:
-        """Return all fields, as kept in the store."""
-        return Record.to_dict(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the keys of the command line's contract."""
-        kept = (
-            "id",
-            "session",
-            "number",
-            "incarnation",
-            "created",
-            "host",
-            "bytes",
-            "labels",
-            "pinned",
-        )
-        return {key: getattr(self, key) for key in kept}

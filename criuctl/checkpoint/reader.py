@@ -1,10 +1,7 @@
 """Reading checkpoints: chunks are fetched from packs, verified, and written to their places.
 
-`CheckpointReader.write_to` is for large content. It looks up every chunk once, sorts the chunks by
-pack and offset, and joins neighbours into *spans*. A few threads each fetch a span into a buffer,
-open and verify each record, and write it to every place that needs it. On a store that answers
-slowly the threads wait for different spans; on a fast one they share the processors. Memory is
-bounded by the threads' buffers.
+`CheckpointReader.write_to` is for large content. It looks up every chunk once, and has each fetched
+once (`fetch_job`) and written to every place that needs it (`chunk_targets`).
 
 The places of chunks can become wrong. A garbage collection may move chunks and delete their old
 packs, even long after it marked those packs. A chunk of a damaged pack may be sound in another one.
@@ -20,69 +17,30 @@ not found, raises an error naming the object; the first error stops all threads.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from . import bounds
+from .chunk_targets import Targets, only_zeros, write_at
 from .chunks import CHUNK_ENTRY, ChunkList, Extent, Layout, StreamRef, check_entries, missing_chunk
-from .codec import Decompressor, Sealer
+from .codec import Sealer
+from .fetch_job import SPAN, FetchJob, Sink, plan_spans
 from .index import Index
-from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
+from .packs import Place, damaged_chunk, object_name, pack_of, read_index
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..report import Reporter
     from ..store import Buffer, Store
 
-_SPAN = 8 << 20  # bytes fetched at once, at most (but at least one whole record)
 _SMALL_SPAN = 2 << 20  # the limit when there is little to fetch, so that every thread gets a span
-_LITTLE = 64 << 20
-_GAP = 128 << 10  # unwanted bytes between two records that are fetched to save a request
-_ZEROS_STORED = 256  # an upper bound on the stored size of a chunk of zeros
+_LITTLE = 64 << 20  # bytes of records
 _AHEAD = (32, 32 << 20)  # parts of a stream that are read at once, and bytes of their chunks
 _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
-
-ALIGNMENT = 4096  # stores read best at offsets and into buffers aligned to this
-
-# descriptor or number, offset there; first byte and length of the part of a chunk
-Target = tuple[int, int, int, int]
-Sink = Callable[["Place", "Buffer"], None]
-
-
-class Span(Struct, frozen=True):
-    """Neighbouring records of one pack."""
-
-    pack: bytes
-    start: int
-    end: int
-    places: tuple[Place, ...]
-
-
-def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
-    """Join records that lie next to each other into spans of at most `limit` bytes, by pack and
-    offset.
-    """
-    spans: list[Span] = []
-    run: list[Place] = []
-    for place in sorted(places, key=lambda p: (p.pack, p.offset)):
-        if run and (
-            place.pack != run[0].pack
-            or place.offset - run[-1].end > _GAP
-            or place.end - run[0].offset > limit
-        ):
-            spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
-            run = []
-        run.append(place)
-    if run:
-        spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
-    return spans
 
 
 def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
@@ -97,28 +55,6 @@ def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
         chunks += part.size
     if wanted:
         yield wanted
-
-
-class Targets:
-    """Where parts of chunks belong: in files, by descriptor, or in anything else with a number and
-    offsets.
-    """
-
-    def __init__(self) -> None:
-        self.of: dict[bytes, list[Target]] = {}  # by chunk
-        self.sizes: dict[bytes, int] = {}  # plain bytes of the chunks
-        self.ends: dict[int, int] = {}  # by descriptor: the offset of the end of the content
-
-    def add(self, where: int, offset: int, parts: Iterable[Extent]) -> None:
-        """Add these parts, in order, to `where` at `offset`; raise `Damaged`."""
-        for chunk, size, skip, length in parts:
-            self.of.setdefault(chunk, []).append((where, offset, skip, length))
-            if self.sizes.setdefault(chunk, size) != size:
-                raise Damaged(
-                    f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex()
-                )
-            offset += length
-        self.ends[where] = max(self.ends.get(where, 0), offset)
 
 
 class CheckpointReader:
@@ -266,8 +202,10 @@ class CheckpointReader:
             Place(chunk, inner.pack, offset, stored, plain)
             for chunk, offset, stored, plain in inner
         )
-        spans = plan_spans(places, _SPAN)
-        job = _Job(self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare)
+        spans = plan_spans(places, SPAN)
+        job = FetchJob(
+            self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare
+        )
         job.run()
         job.finish()
 
@@ -386,9 +324,11 @@ class CheckpointReader:
 
     def _fetch(self, places: Sequence[Place], sink: Sink) -> None:
         total = sum(place.stored for place in places)
-        spans = plan_spans(places, _SPAN if total > _LITTLE else _SMALL_SPAN)
+        spans = plan_spans(places, SPAN if total > _LITTLE else _SMALL_SPAN)
         threads = min(self._threads, len(spans))
-        job = _Job(self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare)
+        job = FetchJob(
+            self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare
+        )
         if threads == 1:
             job.run()
         else:
@@ -406,101 +346,3 @@ class CheckpointReader:
                     if helper.ident is not None:  # otherwise it could not be started
                         helper.join()
         job.finish()
-
-
-class _Job:
-    """One fetch that several threads work on."""
-
-    def __init__(
-        self,
-        store: Store,
-        sealer: Sealer,
-        index: Index,
-        reporter: Reporter,
-        spans: Sequence[Span],
-        sink: Sink,
-        spare: list[memoryview],
-    ) -> None:
-        self._store, self._sealer, self._index, self._reporter, self._sink = (
-            store,
-            sealer,
-            index,
-            reporter,
-            sink,
-        )
-        self._spans = iter(spans)
-        self._spare = spare
-        self._total = sum(place.plain for span in spans for place in span.places)
-        self._done = 0
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Take spans until none is left or a thread has failed."""
-        buffer = self._buffer()
-        try:
-            decompress = Decompressor()
-            while (span := self._next()) is not None:
-                self._read(span, buffer, decompress)
-        except BaseException as error:
-            with self._lock:
-                self._error = self._error or error
-        finally:
-            self._spare.append(buffer)
-
-    def stop(self) -> None:
-        """Stop the threads from taking another span."""
-        with self._lock:
-            self._spans = iter(())
-
-    def finish(self) -> None:
-        """Raise the first error."""
-        if self._error is not None:
-            raise self._error
-
-    def _buffer(self) -> memoryview:
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self._store.memory(_SPAN + ALIGNMENT)
-
-    def _next(self) -> Span | None:
-        with self._lock:
-            return None if self._error is not None else next(self._spans, None)
-
-    def _read(self, span: Span, buffer: memoryview, decompress: Decompressor) -> None:
-        # Start at a block boundary, so that a store can read straight from its disk into the
-        # buffer.
-        start = span.start - span.start % ALIGNMENT
-        view = buffer[: span.end - start]
-        try:
-            self._store.read_into(object_name(span.pack), start, view)
-            sealer = self._sealer.of_pack(span.pack)
-            seal = sealer.pack(span.pack)
-            plain = 0
-            for place in span.places:
-                record = view[place.offset - start : place.end - start]
-                self._sink(place, open_record(place, record, sealer, seal, decompress))
-                plain += place.plain
-        except (Damaged, ObjectMissing) as error:
-            # The next dump must not rely on this pack.
-            self._index.distrust([span.pack], damaged=isinstance(error, Damaged))
-            raise
-        with self._lock:
-            self._done += plain
-        self._reporter.progress("read", self._done, self._total)
-
-
-def only_zeros(place: Place, content: Buffer) -> bool:
-    """Return whether the chunk contains only zeros."""
-    return place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
-
-
-def write_at(fd: int, view: memoryview, offset: int) -> None:
-    """Write all of `view` at `offset`; raise `OSError`."""
-    while view:
-        count = os.pwrite(fd, view, offset)
-        if not count:  # the memory of a process that has ended
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        view = view[count:]
-        offset += count

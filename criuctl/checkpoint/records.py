@@ -24,6 +24,9 @@ MAX_TEXT = 1 << 20  # characters of one text; a command line may be long
 MAX_ITEMS = 1 << 20  # entries of one list or mapping
 MAX_INT = (1 << 64) - 1  # device numbers and addresses are unsigned 64 bit
 MAX_DEPTH = 16  # nesting of free-form values
+ID = re.compile(r"[0-9a-f]{32}")  # of a session, a checkpoint or a store
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DIGEST = re.compile(r"(?:[0-9a-f]{64})?")  # BLAKE3, hex; empty if it was not taken
 _MAX_OWNER = (1 << 32) - 1
 _MAX_MODE = 0o177777
 

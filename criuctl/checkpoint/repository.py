@@ -16,9 +16,7 @@
                                       the session's id
     writers/<32 hex>                  sealed domain keys of write-only hosts (`domains`)
 
-RULE: a checkpoint exists if and only if its manifest does. A manifest is put by one atomic put
-under a name that holds the checkpoint's random id, so nothing is ever overwritten, whatever the
-store guarantees.
+RULE: a checkpoint exists if and only if its manifest does (`manifest_objects`).
 
 Opening reads one object and one list, finds the key and proves it. `list` reads only the heads of
 manifests, each once per host. Everything read from a store is checked before it is used.
@@ -26,9 +24,6 @@ manifests, each once per host. Everything read from a store is checked before it
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import time
 from contextlib import suppress
 from functools import cached_property
@@ -39,28 +34,18 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec.structs import replace
 
 from ..config import Config
-from ..errors import (
-    Conflict,
-    Damaged,
-    DataError,
-    Foreign,
-    NoSuchCheckpoint,
-    ObjectExists,
-    ObjectMissing,
-    StoreFull,
-    StoreUnreachable,
-    UnsupportedFormat,
-)
+from ..errors import Conflict, DataError, Foreign, StoreFull
 from ..proc.threads import side_by_side
 from ..report import Reporter
 from ..store import Capabilities, Store
-from . import keys, objects
+from . import key_files, keys, manifest_objects, objects
 from .cache import Cache
-from .catalog import Catalog, load_json, manifest_name, parse_name
+from .cache_path import cache_path
+from .catalog import Catalog, parse_name
 from .chunks import LAYERS
-from .codec import fingerprint
-from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
+from .manifest import Manifest
 from .storeconfig import StoreConfig, create, load
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from .codec import Sealer
@@ -193,18 +178,7 @@ class Repository:
         """Describe the key without revealing it: how the store is opened, by which slot, and the
         path of the key file.
         """
-        opened = self._opened
-        by = (opened.by or {}).get("fingerprint") if opened else None
-        return {
-            "kind": opened.slot if opened else "none",
-            "file": str(opened.file) if opened and opened.file else None,
-            "source": opened.source if opened else None,
-            "fingerprint": fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
-            "slots": [
-                {"type": s.get("type"), "fingerprint": s.get("fingerprint")}
-                for s in self.about.slots
-            ],
-        }
+        return keys.described(self._opened, self.about.slots)
 
     @property
     def write_only(self) -> bool:
@@ -249,7 +223,7 @@ class Repository:
         `Conflict` if it exists.
         """
         try:
-            keys.write_secret(path, self.key_text())
+            key_files.write_secret(path, self.key_text())
         except FileExistsError:
             raise Conflict(f"{path} exists", hint="Name a new file.") from None
 
@@ -357,24 +331,9 @@ class Repository:
 
     def manifest_at(self, name: str) -> Manifest:
         """Return the manifest that is the object `name`; errors as `manifest`."""
-        _token, number, checkpoint = parse_name(name)
-        try:
-            data = self.store.get(name, objects.MANIFEST.limit)
-        except ObjectMissing as error:
-            raise NoSuchCheckpoint(f"checkpoint {checkpoint[:12]} was removed") from error
-        outline = objects.layout(objects.MANIFEST, name, data, len(data))
-        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name, len(data))
-        version = loaded.get("version")
-        if isinstance(version, int) and version > MANIFEST_VERSION:
-            raise UnsupportedFormat(
-                f"{name} has manifest version {version}; this criuctl reads up to "
-                f"{MANIFEST_VERSION}"
-            )
-        manifest = Manifest.from_dict(loaded)
-        if (manifest.number, manifest.id) != (number, checkpoint):
-            raise Damaged(f"{name} holds the manifest of another checkpoint", object=name)
-        if outline.domain:
-            self.catalog.domains[manifest.id] = outline.domain
+        manifest, domain = manifest_objects.read(self.store, self.sealer, name)
+        if domain:
+            self.catalog.domains[manifest.id] = domain
         return manifest
 
     def newest_of(self, session: str) -> tuple[int, str] | None:
@@ -392,22 +351,9 @@ class Repository:
         """Put the manifest under its session's next number: THE commit point. All that it names
         must be durable.
         """
-        token = self.sealer.token(manifest.session.name)
         numbered = manifest.with_use(number=number or self.next_number(manifest))
-        name = manifest_name(token, numbered.number, numbered.id)
-        body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode(
-            "ascii"
-        )
-        # A manifest that cannot be read back must not be written: this raises before the commit.
-        Manifest.from_dict(json.loads(body))
-        summary = CheckpointSummary.of(numbered, name)
-        head = json.dumps(summary.to_stored(), separators=(",", ":"), allow_nan=False).encode(
-            "ascii"
-        )
-        self._put_once(
-            name, objects.encode(objects.MANIFEST, name, head, body, self.sealer, numbered.features)
-        )
-        return summary
+        conditional = self.capabilities.conditional_create
+        return manifest_objects.write(self.store, self.sealer, numbered, conditional=conditional)
 
     def remove(self, summary: CheckpointSummary) -> None:
         """Remove a checkpoint; raise `Conflict` if it is pinned. The garbage collection removes its
@@ -447,42 +393,11 @@ class Repository:
         self.index.avoid(avoided)
         self._learned = time.monotonic()
 
-    def _put_once(self, name: str, data: bytes) -> None:
-        """Put an object whose name no other writer can use; after a lost answer the store is asked
-        what happened.
-        """
-        try:
-            self.store.put(name, data, if_absent=self.capabilities.conditional_create)
-        except ObjectExists:
-            if self.store.get(name) != data:
-                raise
-        except StoreUnreachable:
-            try:
-                if self.store.stat(name).size == len(data):
-                    return
-            except ObjectMissing:
-                pass
-            raise
-
     def _cache_path(self) -> Path | None:
-        """Return the path of the local cache: inside a local store if possible, so that it is
-        removed with the store.
-        """
-        from ..store.local import LocalStore
-
         if self.capabilities.kind == "memory":
             return None
-        # Hosts that share a folder must not share a database: SQLite's locks do not reach across
-        # hosts. A host with other keys can read other packs, so it needs its own database too.
-        writer = (
-            f"writer {self._opened.writer.id.hex()} "
-            if self._opened and self._opened.writer
-            else ""
-        )
-        file = f"index-{self.sealer.token(f'{writer}host {_host()}')[:12]}.sqlite"
-        if isinstance(self.store, LocalStore) and os.access(self.store.url, os.W_OK):
-            return Path(self.store.url) / ".cache" / file
-        return Path(self.config.cache_dir) / self.id / file
+        writer = self._opened.writer.id if self._opened and self._opened.writer else None
+        return cache_path(self.store, self.config, self.id, self.sealer, writer)
 
     def list(
         self,
@@ -504,14 +419,3 @@ class Repository:
             if into is not None:
                 into.append(error)
         return sorted(found, key=lambda s: (s.session, s.number, s.created, s.id))
-
-
-def _host() -> str:
-    """Return text that differs between hosts."""
-    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        try:
-            if found := Path(path).read_text().strip():
-                return found
-        except OSError:
-            continue
-    return platform.node()

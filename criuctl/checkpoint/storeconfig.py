@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..store import Capabilities, Store
 from ..store.base import PROBE_PREFIX
-from . import configobject, key_generations, keys
+from . import configobject, key_files, key_generations, key_slots, keys
 from .codec import KEY_SIZE, Sealer
 from .configobject import FORMAT, NAME, VERSION, WRITER, WRITERS, damaged, fetch
 from .domains import StoreSealer, WriterSealer
@@ -122,7 +122,7 @@ def create(
         body["slots"] = [opened.by]
     if encryption and recovery is not None:
         body["slots"].append(
-            keys.file_slot(master, keys.KeyText(recovery, recovery=True), store_id)
+            key_slots.file_slot(master, key_files.KeyText(recovery, recovery=True), store_id)
         )
     data = configobject.text(body, sealer)
     try:
@@ -151,16 +151,16 @@ def _first_key(master: bytes, store_id: str, path: Path, passphrase: bytes | Non
     if passphrase is not None:
         if not passphrase:
             raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
-        slot = keys.passphrase_slot(master, passphrase, store_id)
-        text = keys.KeyText(master, master=True)
+        slot = key_slots.passphrase_slot(master, passphrase, store_id)
+        text = key_files.KeyText(master, master=True)
         return keys.Opened(master, "passphrase", text, "passphrase", by=slot)
-    key = keys.new_key_file(path)
+    key = key_files.new_key_file(path)
     if key.master:
         raise WrongKey(
             f"{path} holds the exported master key of a store",
             hint="Name a new file, or a key file.",
         )
-    slot = keys.file_slot(master, key, store_id)
+    slot = key_slots.file_slot(master, key, store_id)
     return keys.Opened(master, str(path), key, key.slot, path, slot)
 
 

@@ -2,12 +2,8 @@
 
 A `CheckpointWriter` is a context manager. `commit` is the commit point. Before it everything can be
 given up, and leaving the context without a commit does so: threads are joined, memory is given
-back, and packs that no other writer can know of are deleted as far as the store allows.
-
-Writing order, which every reader may rely on: packs, index segments, manifest. Once a segment is
-published other writers may rely on its packs, so from then on nothing is deleted any more, whatever
-fails. An `Intent` in the store covers the commit, so that garbage collections on other hosts know
-of it.
+back, and packs that no other writer can know of are deleted as far as the store allows
+(`publication`).
 """
 
 from __future__ import annotations
@@ -22,17 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import CriuctlError, Damaged, StoreUnreachable
-from ..proc.threads import Later, side_by_side
+from ..errors import CriuctlError
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import CHUNK_ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .compression_level import fitting
-from .gclists import Intent
 from .layers import At
-from .manifest import CheckpointSummary, Manifest
-from .packs import PackIndex, object_name
+from .manifest import Manifest
 from .pipeline import Pipeline, Window
+from .publication import Publication
 from .streams import Stream, WriterStats
+from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
     from ..report import Reporter
@@ -42,7 +37,6 @@ if TYPE_CHECKING:
 _BATCH = 16  # windows handed over to the pipeline at once
 _MEASURABLE = 32 << 20  # plain bytes; below this, speeds are not measured
 _LAST = 5.0  # seconds that abandoned threads have to end
-_CHECKERS = 8  # threads that check packs at the commit
 
 
 class FileDigest(Struct, frozen=True):
@@ -78,12 +72,7 @@ class CheckpointWriter:
         self._small_fill = 0
         self._zeros: PageBuffer | None = None
         self._dirty = False  # windows were submitted since the last wait for the hasher
-        self._published: list[str] = []  # index segments that other writers may have seen
-        self._unused: list[PackIndex] = []  # packs that no other writer can know of
-        self._intent: Intent | None = None  # set until the manifest exists, or certainly never will
-        self._committed = False
-        self._ending: threading.Thread | None = None
-        self._committing: threading.Thread | None = None
+        self._publication = Publication(repository, pipeline, reporter)
         self._given_up = False
 
     @property
@@ -110,27 +99,10 @@ class CheckpointWriter:
         """
         until = time.monotonic() + _LAST if self._given_up else None
         ended = self._pipeline.close(until)
-        if self._committing is not None:
-            self._committing.join(None if until is None else max(0.0, until - time.monotonic()))
-            ended = ended and not self._committing.is_alive()
-        if not ended:
+        if not (self._publication.wait(until) and ended):
             self._repository.hangs = True
             return
-        if self._intent is not None:
-            self._intent.end()
-        if self._ending is not None:
-            self._ending.join()
-        if not self._committed and not self._published:
-            self._unused += self._pipeline.packs
-            self._pipeline.packs = []
-        while self._unused:
-            try:
-                self._repository.store.delete(object_name(self._unused.pop().pack))
-            except StoreUnreachable:
-                # The other deletions would fail too: the garbage collection removes these packs.
-                self._unused.clear()
-            except CriuctlError:
-                continue
+        self._publication.close()
         self._streams.clear()
         self._pending.clear()
 
@@ -341,95 +313,10 @@ class CheckpointWriter:
     ) -> CheckpointSummary:
         """Make everything durable, then publish `manifest` under the session's next number.
 
-        `allowed` is called just before that, while the packs are checked. It raises to forbid the
-        commit.
-
-        Raise `Damaged` when a pack of the checkpoint is gone, for example one that it shares with
-        older checkpoints (the next dump stores it again), `Conflict` when a garbage collection is
-        deleting one, and every error of the store. Then there is no checkpoint, except after
-        `StoreUnreachable` or an interrupt, which leave it open whether there is one. A thread makes
-        the store's requests, so that the caller can be interrupted wherever the store hangs.
+        For `allowed` and the errors see `Publication.publish`.
         """
         self.flush()
-        work = Later(lambda: self._commit(manifest, allowed))
-        thread = threading.Thread(target=work.run, name="criuctl-commit", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads can be made
-            work.run()
-        else:
-            self._committing = thread
-        try:
-            return work.result()
-        except BaseException as error:
-            if thread.is_alive():  # interrupted: stop the thread before it puts the manifest
-                self._pipeline.fail(error)
-            raise
-
-    def _commit(
-        self, manifest: Manifest, allowed: Callable[[], object] | None
-    ) -> CheckpointSummary:
-        self._unused += self._pipeline.leave_out_unused()
-        self._reporter.step("index")
-        index = self._repository.index
-        packs = {
-            **self._pipeline.referenced,
-            **{pack.pack: pack.size for pack in self._pipeline.packs},
-        }
-        self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
-        intent.begin()
-        threads = max(self._repository.config.uploads, _CHECKERS)
-        missing, number, _ = side_by_side(
-            "criuctl-commit",
-            lambda: index.check_packs(
-                packs, threads, listings=self._repository.capabilities.conditional_create
-            ),
-            lambda: self._repository.next_number(manifest),
-            allowed or (lambda: None),
-        )
-        if missing:
-            raise Damaged(
-                "packs of this checkpoint, or of older ones, are missing or cut off in the "
-                f"store: {', '.join(missing[:4])}",
-                hint=(
-                    "Dump again, which stores their content again. `criuctl verify --all` shows "
-                    "which checkpoints are damaged."
-                ),
-                object=missing[0],
-            )
-        try:
-            index.publish(self._pipeline.packs, self._published)
-        except BaseException as error:
-            # The segment may exist, and other hosts may see it. This is also so when a signal has
-            # ended the wait for the store's answer.
-            if isinstance(error, StoreUnreachable) or not isinstance(error, CriuctlError):
-                self._published.append("perhaps")
-            raise
-        self._reporter.step("manifest")
-        intent.check()
-        self._pipeline.check()
-        # after an interrupt from here on it is unknown whether there is a manifest
-        self._intent = None
-        try:
-            summary = self._repository.publish(manifest, number)
-        except CriuctlError as error:
-            self._intent = None if isinstance(error, StoreUnreachable) else intent
-            raise
-        self._committed = True
-        self._end_in_background(intent)
-        return summary
-
-    def _end_in_background(self, intent: Intent) -> None:
-        """Remove the intent in a thread: the manifest exists, so the frozen tree need not wait for
-        this.
-        """
-        thread = threading.Thread(target=intent.end, name="criuctl-intent", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads can be made
-            intent.end()
-        else:
-            self._ending = thread
+        return self._publication.publish(manifest, allowed)
 
     # -- inside
     # ----------------------------------------------------------------------------------------

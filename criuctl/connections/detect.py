@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..errors import CriuctlError
 from ..proc.threads import in_parallel
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 
 PAUSE = 0.1  # seconds between two looks
 _COUNTERS = ("bytes_acked", "bytes_received")

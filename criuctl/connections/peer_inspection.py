@@ -29,7 +29,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..checkpoint.records import check_any
 from ..errors import CriuctlError
 from .protocols.base import ApplicationProtocol, Settings

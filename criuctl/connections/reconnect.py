@@ -33,12 +33,11 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..errors import CriuctlError
 from ..proc import connecting, sockdiag
 from ..proc.credentials import Credentials, acting_as
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
-from .rules import endpoint
 
 _WORKERS = 256  # tries at a time; each holds a descriptor or two
 # seconds for one try, so that a silent peer is tried again

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import UNCONNECTED, ConnectionRecord
+from ..checkpoint.connection_record import UNCONNECTED, ConnectionRecord
 from ..errors import NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.procfs import read_text

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
@@ -27,11 +27,13 @@ from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process, read_tree
 from ..report import Reporter
 from . import detect
+from .decision import Decision, decide
 from .drain import Key, wait_idle
 from .peer_inspection import Answer, Question, ask_all
 from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
-from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
+from .rule_parsing import parse
+from .rules import TRANSPORTS, Rules
 from .secret_scope import Owner, of_tree
 
 _RESOLVE_SECONDS = 2.0  # for all host names together

@@ -16,15 +16,10 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from msgspec import Struct, field
-
 from ..errors import Damaged
 from . import schema
 
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
-_AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
-_SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED, REMAP_GHOST = 0, 1  # RemapType
 _OWN_GHOSTS = 1 << 31  # CRIU's own numbers stay below
 _DEAD, _STOPPED = 2, 3  # a task's state
@@ -104,42 +99,6 @@ def write(folder: int, name: str, kind: str, messages: Iterable[Any]) -> None:
     fd = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
     with os.fdopen(fd, "wb") as file:
         file.write(b"".join(parts))
-
-
-class OpenSocket(Struct):
-    """An inet socket of the images: its entry and every (PID, descriptor) that holds it."""
-
-    entry: Any
-    holders: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def local(self) -> tuple[int, bytes, int]:
-        """(family, address, port), IPv4-mapped IPv6 addresses as IPv4."""
-        return _endpoint(self.entry.family, self.entry.src_addr, self.entry.src_port)
-
-    @property
-    def peer(self) -> tuple[int, bytes, int]:
-        """The same of the other end."""
-        return _endpoint(self.entry.family, self.entry.dst_addr, self.entry.dst_port)
-
-
-def _endpoint(family: int, words: Iterable[int], port: int) -> tuple[int, bytes, int]:
-    address = b"".join(struct.pack("<I", word) for word in words)
-    if family == _AF_INET6 and address[:12] == b"\0" * 10 + b"\xff\xff":
-        family, address = _AF_INET, address[12:]
-    return (family, address[:4] if family == _AF_INET else address[:16], port)
-
-
-def _give_up_unix(entry: Any, ended: bool) -> None:
-    entry.peer = 0
-    if entry.type == _SOCK_DGRAM:
-        return
-    entry.state = TCP_ESTABLISHED if ended else TCP_CLOSE
-    entry.shutdown = _SHUTDOWN_BOTH if ended else _SHUTDOWN_NONE
-    entry.name = b""
-    entry.ClearField("name_dir")
-    entry.ClearField("file_perms")
-    entry.ClearField("deleted")
 
 
 def _other_mode(reg: Any) -> bool:
@@ -259,134 +218,6 @@ class ImageSet:
             for entry in read(self.folder, f"fdinfo-{files_id}.img", "FDINFO"):
                 found.setdefault(entry.id, []).append((pid, entry.fd))
         return found
-
-    def _connected(self) -> list[OpenSocket]:
-        """Return the TCP sockets that have another end."""
-        holders = self.holders()
-        return [
-            OpenSocket(entry.isk, holders.get(entry.id, []))
-            for entry in self.files()
-            if entry.HasField("isk")
-            and entry.isk.type == _SOCK_STREAM
-            and entry.isk.state not in (TCP_CLOSE, TCP_LISTEN)
-            and entry.isk.family in (_AF_INET, _AF_INET6)
-        ]
-
-    def connections(self) -> list[tuple[tuple[int, bytes, int], tuple[int, bytes, int]]]:
-        """Return (local, peer) of every TCP connection that CRIU will restore."""
-        return [(s.local, s.peer) for s in self._connected()]
-
-    def streams(self) -> list[str]:
-        """Return the images of TCP connections that CRIU has saved, with their queues."""
-        return [name for name in self.names() if name.startswith("tcp-stream-")]
-
-    def closed_by_peer(self) -> list[OpenSocket]:
-        """Return the TCP connections that CRIU will restore with the other end closed."""
-        return [s for s in self._connected() if s.entry.state == TCP_CLOSE_WAIT]
-
-    def external_connections(self) -> list[OpenSocket]:
-        """Return the TCP sockets whose other end is not among the images."""
-        sockets = self._connected()
-        ends = {(s.local, s.peer) for s in sockets}
-        return [s for s in sockets if (s.peer, s.local) not in ends]
-
-    def give_up(
-        self, endings: Mapping[tuple[int, int], bool], no_interfaces: Container[str] = ()
-    ) -> None:
-        """Remove the peers of these sockets, and interfaces that do not exist here.
-
-        The sockets are named by any (PID, descriptor) that holds them. They come back with the same
-        descriptors, options and epoll entries. True: the connection is over, and a unix stream
-        reads its end. False, and every internet socket: unconnected, to be connected again or hung
-        up later.
-
-        Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of the tree's half
-        (CRIU's sk-unix.c). The images then hold, all of it in files.img, entries with ``usk``:
-
-        - The tree's half as it was: state 1, ``peer`` the inode of the other half.  The other half
-          is an entry with uflags 1 (USK_EXTERN), type datagram, state 10, which no process holds;
-          CRIU would connect the tree's half to its name, which it refuses for a stream.
-        - A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that
-          listener, which has *no* entry: a restore ends with "Peer unresolved".  (With data in its
-          queue, CRIU refuses the dump.)
-        - A datagram socket whose peer has a name needs nothing: CRIU connects it to that name
-          again.
-
-        This changes them so:
-
-        - To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no
-          shutdown flags: a socket that was never connected.  Its unread data belongs to an old
-          session: it is removed from sk-queues.img.
-        - To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a
-          pair of sockets for it, fills its queue from the other end and closes that.  The program
-          reads the unread data, then EOF.
-        - A datagram socket gets ``peer`` 0; the rest is done once it exists.
-
-        The ``name``, ``name_dir`` and ``file_perms`` of a stream must be removed in both cases:
-        CRIU *unlinks* the path that any socket of the images is bound to (an accepted one has its
-        listener's), and with state 7 would bind it.
-        """
-        if not endings:
-            return
-        held = self.holders()
-        ends = {
-            file_id: endings[holder]
-            for file_id in held
-            for holder in held[file_id]
-            if holder in endings
-        }
-
-        def edit(entry: Any) -> None:
-            if entry.id not in ends:
-                return
-            if entry.HasField("isk"):
-                entry.isk.state = TCP_CLOSE
-                entry.isk.src_port = entry.isk.dst_port = 0
-                entry.isk.ClearField("shutdown")
-                if entry.isk.opts.so_bound_dev.rstrip("\0") in no_interfaces:
-                    entry.isk.opts.ClearField("so_bound_dev")
-            elif entry.HasField("usk"):
-                _give_up_unix(entry.usk, ends[entry.id])
-
-        self.edit_files(edit)
-        self._drop_packets(
-            {
-                entry.id
-                for entry in self.files()
-                if entry.HasField("usk") and ends.get(entry.id) is False
-            }
-        )
-
-    def _drop_packets(self, sockets: set[int]) -> None:
-        """Remove the queues of these sockets from sk-queues.img.
-
-        A packet with descriptors must have a sender.
-        """
-        if not sockets or "sk-queues.img" not in os.listdir(self.folder):
-            return
-        with open(
-            os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder), "rb"
-        ) as file:
-            data = file.read()
-        head = magics("SK_QUEUES")
-        if not data.startswith(head):
-            raise Damaged("image sk-queues.img is not a CRIU image of kind SK_QUEUES")
-        kept = [head]
-        position = len(head)
-        while position < len(data):
-            begin = position
-            (size,) = struct.unpack_from("<I", data.ljust(position + 4, b"\0"), position)
-            packet = schema.message("SK_QUEUES")()
-            try:
-                packet.ParseFromString(data[position + 4 : position + 4 + size])
-            except Exception as error:  # as in `read`
-                raise Damaged(f"image sk-queues.img cannot be parsed: {error}") from error
-            position += 4 + size + packet.length  # the packet itself follows its entry
-            if packet.id_for not in sockets:
-                kept.append(data[begin:position])
-        fd = os.open("sk-queues.img", os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folder)
-        with os.fdopen(fd, "wb") as file:
-            file.write(b"".join(kept))
 
     def forget_sizes(self, paths: set[str]) -> None:
         """Remove CRIU's size check of these regular files; criuctl has judged them itself."""

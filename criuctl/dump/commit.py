@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest, PredicateRecord
+from ..criu import socketimages
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..errors import DumpFailed
@@ -238,7 +239,9 @@ def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:
     """Raise `DumpFailed` for what has come since the preflight, and no restore could bring back."""
     from .criu_failures import refuse_unrestorable
 
-    if not parts.survey.shield and images.streams():  # its input from now on would be lost
+    if not parts.survey.shield and socketimages.streams(
+        images
+    ):  # its input from now on would be lost
         raise DumpFailed(
             "CRIU has met a TCP connection that was not locked; the tree runs on",
             hint=(

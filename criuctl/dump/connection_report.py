@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
 from ..config import Config
 from ..connections.record import Connection
 from ..connections.survey import Survey, refuse

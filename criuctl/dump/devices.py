@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from ..checkpoint.manifest import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
+from ..checkpoint.gpu_records import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
 from ..config import Config
 from ..errors import (
     CommandFailed,

@@ -29,7 +29,7 @@ from .job import DumpJob
 from .parts import TreeParts
 
 if TYPE_CHECKING:
-    from ..checkpoint.manifest import CheckpointSummary
+    from ..checkpoint.summary import CheckpointSummary
     from .devices import DumpedDevices
 
 

@@ -20,7 +20,8 @@ from contextlib import closing
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import ConnectionRecord, FileRecord, InodeRecord
+from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.file_records import FileRecord, InodeRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..connections.record import untaken
 from ..connections.survey import FreezeAgain

@@ -13,20 +13,10 @@ from msgspec import Struct, field
 from .. import __version__
 from ..cgroups import membership
 from ..checkpoint.chunks import LAYERS
-from ..checkpoint.manifest import (
-    ConnectionRecord,
-    ExternalFile,
-    FifoRecord,
-    FileRecord,
-    HolderRecord,
-    ImageFile,
-    LinkRecord,
-    Manifest,
-    MemoryImage,
-    ProcessRecord,
-    SessionRef,
-    TerminalRecord,
-)
+from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.file_records import ExternalFile, FifoRecord, FileRecord, LinkRecord
+from ..checkpoint.manifest import ImageFile, Manifest, MemoryImage, ProcessRecord, SessionRef
+from ..checkpoint.terminal_records import HolderRecord, TerminalRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage

@@ -17,7 +17,7 @@ from ..connections.survey import Survey
 from ..criu.options import DumpOptions
 from ..files import carried_binaries, carried_files, link_remaps
 from ..gpu.use import opened_device
-from ..host.holders import DumpedHolder
+from ..host.dumped_holder import DumpedHolder
 from ..namespaces.plan import NamespacePlan
 from ..proc.descriptors import Descriptor
 from ..proc.procfs import reading

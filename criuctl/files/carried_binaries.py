@@ -43,7 +43,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed, UntrustedPath
 from ..proc.mounts import read_mounts

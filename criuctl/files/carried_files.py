@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import DumpFailed, PreflightRefused, UsageError
 from ..proc import folder_walk

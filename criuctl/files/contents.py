@@ -8,7 +8,7 @@ import fcntl
 import os
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.records import MAX_INT
 from ..checkpoint.writer import CheckpointWriter
 from ..proc.syscalls import pidfd_getfd

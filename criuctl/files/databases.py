@@ -19,7 +19,7 @@ import os
 import stat
 from collections.abc import Container, Iterable
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..quoting import quoted
 
 _NEIGHBOURS = ("-wal", "-journal", "-shm")  # of SQLite's main file

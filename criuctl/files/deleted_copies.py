@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..criu.ghostimages import add_ghosts, write_ghost
 from ..criu.images import ImageSet, path_of

@@ -29,7 +29,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import LinkRecord, Manifest
+from ..checkpoint.file_records import LinkRecord
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
 from ..criu.images import ImageSet, path_of
 from ..host.registry import boot_id

@@ -34,7 +34,8 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import FifoRecord, FileRecord, Manifest
+from ..checkpoint.file_records import FifoRecord, FileRecord
+from ..checkpoint.manifest import Manifest
 from ..criu.fifoimages import SavedQueue, drop_queues, saved_queues, taken_for_one
 from ..criu.images import ImageSet
 from ..errors import DumpFailed

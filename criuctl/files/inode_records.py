@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from ..checkpoint.manifest import InodeRecord, LinkRecord, Manifest
+from ..checkpoint.file_records import InodeRecord, LinkRecord
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.records import MAX_INT
 from ..config import Config
 from ..errors import CriuctlError

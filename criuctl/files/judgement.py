@@ -37,7 +37,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..errors import Damaged
 from ..proc import folder_walk
 from ..quoting import quoted

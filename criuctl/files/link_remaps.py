@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import LinkRecord
+from ..checkpoint.file_records import LinkRecord
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet, path_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..errors import NoSuchProcess, PreflightRefused
 from ..proc.mounts import read_mounts
 from ..quoting import quoted

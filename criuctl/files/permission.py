@@ -28,7 +28,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
-from ..checkpoint.manifest import InodeRecord, Manifest
+from ..checkpoint.file_records import InodeRecord
+from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu.heldfiles import HeldFile, Use, is_bad_flag
 from ..errors import Damaged, UntrustedPath

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed
 from ..proc import folder_walk

@@ -28,7 +28,7 @@ from contextlib import suppress
 from io import FileIO
 
 from ..checkpoint.chunks import FILE_PIECE
-from ..checkpoint.manifest import FileRecord
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import DumpFailed, NoSuchProcess, PreflightRefused

@@ -35,7 +35,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..criu.heldfiles import OwnIds, Use, own_ids
-from ..criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet, text
+from ..criu.images import ImageSet, text
+from ..criu.socketimages import TCP_CLOSE, TCP_LISTEN
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import inject, socketfiles, trustedpath
 from ..proc.path_control import PathLookup

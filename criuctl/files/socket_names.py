@@ -31,8 +31,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ..checkpoint.manifest import FileRecord, Manifest
-from ..criu.images import TCP_ESTABLISHED, ImageSet, read, text
+from ..checkpoint.file_records import FileRecord
+from ..checkpoint.manifest import Manifest
+from ..criu.images import ImageSet, read, text
+from ..criu.socketimages import TCP_ESTABLISHED
 from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..namespaces.network_choice import Place, is_new, opened
 from ..proc import folder_walk, socketfiles

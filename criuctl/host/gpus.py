@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..checkpoint.manifest import GpuRecord
+from ..checkpoint.gpu_records import GpuRecord
 from ..gpu.devices import PAIRS_API, Device, NoPlace, pair
 from ..report import Finding
 

@@ -29,8 +29,9 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict
 
-from ..checkpoint.manifest import CheckpointSummary, Manifest
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..report import Reporter
 from .registry import check_name, write_record

@@ -29,7 +29,7 @@ from msgspec import Struct
 from ..errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from ..checkpoint.manifest import CheckpointSummary
+    from ..checkpoint.summary import CheckpointSummary
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 _SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|min|m|h|d|w|y)")

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import HolderRecord
 from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.terminal_records import HolderRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import Damaged
 from ..steps.journal import MAX_BYTES

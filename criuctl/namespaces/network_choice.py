@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
+from ..checkpoint.connection_record import endpoint
 from ..checkpoint.manifest import Manifest
-from ..connections.rules import endpoint
 from ..errors import RestoreFailed
 from ..host.registry import boot_id
 from ..proc.sockdiag import net_cookie

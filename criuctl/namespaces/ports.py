@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ..checkpoint.manifest import ConnectionRecord
-from ..connections.rules import endpoint
+from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..criu.images import ImageSet
 from ..proc import sockdiag
 from ..proc.sockdiag import socket_inside

@@ -14,6 +14,7 @@ import socket
 
 from msgspec import Struct
 
+from ..criu import socketimages
 from ..criu.images import ImageSet
 from ..errors import CriuctlError
 from ..proc import netfilter
@@ -28,7 +29,11 @@ def table_of(images: ImageSet) -> str:
     it locks none.
     """
     run_id = images.run_id()
-    return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
+    return (
+        netfilter.criu_table(run_id)
+        if run_id is not None and socketimages.connections(images)
+        else ""
+    )
 
 
 class ConnectionLock(Struct):
@@ -43,7 +48,7 @@ class ConnectionLock(Struct):
 
     def make(self, enter: list[str]) -> None:
         """Lock; CRIU unlocks.  `enter` is the command that enters the namespace."""
-        pairs = self.images.connections()
+        pairs = socketimages.connections(self.images)
         run_id = self.images.run_id()
         if run_id is None:
             return

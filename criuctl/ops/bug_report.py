@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import asdict
 
-from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secret
+from ..checkpoint.key_files import read_secret
+from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
 from ..host.failures import diagnosis

@@ -16,7 +16,8 @@ from typing import Any
 from msgspec import Struct
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import FileRecord, Manifest, MemoryImage
+from ..checkpoint.file_records import FileRecord
+from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.repository import Repository
 from ..config import Config

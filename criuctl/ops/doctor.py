@@ -374,7 +374,7 @@ def _configuration(config: Config) -> Iterator[Finding]:
                 f"{source} can be written by other users",
                 f"chmod go-w {quoted(source)}",
             )
-    from ..connections.rules import UNKNOWN_USER, parse
+    from ..connections.rule_parsing import UNKNOWN_USER, parse
 
     rules = parse(config).rules
     if rules:

@@ -18,16 +18,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..checkpoint.chunks import StreamRef
+from ..checkpoint.connection_record import ConnectionRecord
 from ..checkpoint.exported import ExportedCheckpoint, Key
-from ..checkpoint.manifest import (
-    ConnectionRecord,
-    FileRecord,
-    ImageFile,
-    Manifest,
-    MemoryImage,
-    ProcessRecord,
-    SessionRef,
-)
+from ..checkpoint.file_records import FileRecord
+from ..checkpoint.manifest import ImageFile, Manifest, MemoryImage, ProcessRecord, SessionRef
 from ..config import Config
 from ..criu import image_records, plain
 from ..criu.pages import PAGE, RUN_ENTRY

@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..checkpoint.connection_record import ConnectionRecord
+from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..connections.secret_scope import Owner, of_tree
 from ..errors import NoSuchProcess, NotFound, UsageError
@@ -194,11 +195,17 @@ def _stored(config: Config, ref: str) -> _Subject:
 
 
 def _reconnect(config: Config, name: str, subject: _Subject, fd: tuple[int | None, int]) -> Trial:
-    from ..connections import rules, secrets
+    from ..connections import secrets
+    from ..connections.decision import decide
+    from ..connections.rule_parsing import parse
 
     record = _record(subject, fd)
-    decision = rules.decide(
-        record, rules.parse(config), "reconnect", commands=subject.commands, owners=subject.owners
+    decision = decide(
+        record,
+        parse(config),
+        "reconnect",
+        commands=subject.commands,
+        owners=subject.owners,
     )
     secret = secrets.resolve(decision.settings.secret)
     with ExitStack() as stack:

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import (
     AmbiguousRef,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from .. import __version__
-from ..checkpoint.manifest import CheckpointSummary
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, PlatformError, UsageError
 from ..host.journal.event_log import EventLog

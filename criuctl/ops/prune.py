@@ -20,8 +20,8 @@ from msgspec import Struct, field
 from ..checkpoint import leases
 from ..checkpoint.gc import Collection
 from ..checkpoint.gc_result import Collected
-from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
 from ..host.journal import events

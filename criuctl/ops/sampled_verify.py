@@ -22,10 +22,11 @@ from typing import Any
 from msgspec import Struct
 
 from ..checkpoint.codec import Decompressor
-from ..checkpoint.manifest import CheckpointSummary, Manifest
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.packs import Place, object_name, open_record, read_index
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import CriuctlError, Damaged, DataError, NoSuchCheckpoint, ObjectMissing
 from ..report import Reporter

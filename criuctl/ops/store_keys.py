@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..checkpoint import keys, recovery
+from ..checkpoint import key_files, key_slots, keys, recovery
 from ..checkpoint.key_generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
@@ -124,7 +124,7 @@ def key_rotate(config: Config, new: NewKey) -> KeyChange:
             refuse_known(slots, slot)
             the.see_not_removed(slots)
             return [
-                slot if keys.slot_fingerprint(one) == keys.slot_fingerprint(old) else one
+                slot if key_slots.slot_fingerprint(one) == key_slots.slot_fingerprint(old) else one
                 for one in slots
             ]
 
@@ -144,8 +144,8 @@ def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> K
     """
     with Keyring.of(config) as the:
         secret = recovery.new_secret()
-        key = keys.KeyText(secret, recovery=True)
-        slot = described(keys.file_slot(the.master, key, the.id), checked_label(label))
+        key = key_files.KeyText(secret, recovery=True)
+        slot = described(key_slots.file_slot(the.master, key, the.id), checked_label(label))
         gone: list[Slot] = []
 
         def change(slots: Slots) -> Slots:
@@ -189,28 +189,31 @@ def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyCha
     fresh = path.with_suffix(".new")
     key = _fresh_key(fresh)
     slot = described(
-        keys.file_slot(the.master, key, the.id), checked_label(label) or old.get("label", "")
+        key_slots.file_slot(the.master, key, the.id), checked_label(label) or old.get("label", "")
     )
 
-    name, new = keys.slot_fingerprint(old), keys.slot_fingerprint(slot)
+    name, new = key_slots.slot_fingerprint(old), key_slots.slot_fingerprint(slot)
     gone: list[Slot] = []
 
     def add(slots: Slots) -> Slots:
         the.see_not_removed(slots)
         marked = [
-            {**one, REPLACED: new} if keys.slot_fingerprint(one) == name else one for one in slots
+            {**one, REPLACED: new} if key_slots.slot_fingerprint(one) == name else one
+            for one in slots
         ]
-        return marked if new in map(keys.slot_fingerprint, slots) else [*marked, slot]
+        return marked if new in map(key_slots.slot_fingerprint, slots) else [*marked, slot]
 
     def remove(slots: Slots) -> Slots:
-        gone[:] = [one for one in slots if name in (keys.slot_fingerprint(one), one.get(REPLACED))]
+        gone[:] = [
+            one for one in slots if name in (key_slots.slot_fingerprint(one), one.get(REPLACED))
+        ]
         return the.without(_with_shown(slots, the.shown), gone)
 
     added = the.changer.change(add)
     the.show(keys.open_by_key(added.slots, the.id, key, str(fresh), fresh))
     kept = path.with_name(f"{the.id}.{name}.key")
     with suppress(FileExistsError):
-        keys.write_secret(kept, the.opened.key.text())
+        key_files.write_secret(kept, the.opened.key.text())
     try:
         os.replace(fresh, path)
         _sync(path.parent)
@@ -224,7 +227,7 @@ def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyCha
 
 
 @contextmanager
-def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
+def _alone_with(path: Path, key: key_files.KeyText) -> Iterator[None]:
     """Hold the lock on the key file `path`, which holds `key`, against other processes on this
     host; raise `Conflict`.
     """
@@ -235,7 +238,7 @@ def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # on a file system without locks on folders there is no protection
             free = not isinstance(error, BlockingIOError)
-        if not free or keys.KeyText.parse(keys.read_secret(path), str(path)) != key:
+        if not free or key_files.KeyText.parse(key_files.read_secret(path), str(path)) != key:
             raise Conflict(
                 f"the key file {path} is being replaced by another process, or was just now",
                 hint="Try again.",
@@ -245,14 +248,14 @@ def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
         os.close(fd)
 
 
-def _fresh_key(path: Path) -> keys.KeyText:
+def _fresh_key(path: Path) -> key_files.KeyText:
     """Return a new key in the file `path`, or the one that an interrupted run has made there."""
     try:
-        return keys.new_key_file(path)
+        return key_files.new_key_file(path)
     # a run was ended while it wrote: a key is durable before any store has it
     except WrongKey:
         path.unlink()
-        return keys.new_key_file(path)
+        return key_files.new_key_file(path)
 
 
 def _with_shown(slots: Slots, shown: Sequence[Slot]) -> Slots:

@@ -27,10 +27,11 @@ from typing import Any, BinaryIO, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint import keys
+from ..checkpoint import key_files, keys
 from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
-from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
+from ..checkpoint.manifest import Manifest, SessionRef
 from ..checkpoint.repository import Repository
+from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import (
     Conflict,
@@ -432,7 +433,7 @@ def read_passphrase(path: Path) -> bytes:
     """Return the passphrase in a file that only this user can read; raise `KeyMissing`, or
     `WrongKey` for an empty one.
     """
-    phrase = keys.read_secret(path).rstrip(b"\r\n")
+    phrase = key_files.read_secret(path).rstrip(b"\r\n")
     if not phrase:
         raise WrongKey(f"{path} holds no passphrase")
     return phrase

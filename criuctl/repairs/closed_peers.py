@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 
+from ..criu import socketimages
 from ..proc.syscalls import borrow_socket
 from .base import Repair, RestoredTree
 
@@ -21,7 +22,7 @@ class ClosedPeers(Repair):
 
     def mend(self, tree: RestoredTree) -> None:
         """Send the acknowledgement of each now."""
-        for closed in tree.images.closed_by_peer():
+        for closed in socketimages.closed_by_peer(tree.images):
             for pid, fd in closed.holders[:1]:
                 pidfd = os.pidfd_open(tree.pids[pid])
                 try:

@@ -14,7 +14,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ..criu.images import TCP_ESTABLISHED, ImageSet
+from ..criu.images import ImageSet
+from ..criu.socketimages import TCP_ESTABLISHED
 from ..proc.socketfiles import renamed
 from ..proc.tree import Process
 from ..report import Reporter

@@ -15,9 +15,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.connection_record import ConnectionRecord
+from ..connections.decision import JOURNAL, Decision, decide
 from ..connections.protocols import BUILT_IN
-from ..connections.rules import JOURNAL, Decision, decide
 from ..connections.secret_scope import UNKNOWN, Owner
 from ..criu.images import ImageSet, read
 from ..namespaces.network_choice import NetMode, is_new

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
-from ..checkpoint.manifest import GpuRecord
+from ..checkpoint.gpu_records import GpuRecord
 from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..gpu.driver_process import Answer, DriverProcess
 from ..host.gpus import HostGpus, gpu_facts, judge

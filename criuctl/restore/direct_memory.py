@@ -17,9 +17,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
+from ..checkpoint.chunk_targets import Targets, only_zeros, write_at
 from ..checkpoint.chunks import Extent
 from ..checkpoint.packs import Place
-from ..checkpoint.reader import CheckpointReader, Targets, only_zeros, write_at
+from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed
 from ..proc.limits import room_for_descriptors
 from ..store import Buffer

@@ -22,10 +22,9 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import UNCONNECTED, ConnectionRecord
+from ..checkpoint.connection_record import UNCONNECTED, ConnectionRecord, endpoint
 from ..config import Config
 from ..connections import sockopts
-from ..connections.rules import endpoint
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import connecting
 from ..proc.credentials import Credentials

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
 
+from ..checkpoint.chunk_targets import Targets
 from ..checkpoint.chunks import cut
 from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.opened_chunks import Gathered
-from ..checkpoint.reader import CheckpointReader, Targets
+from ..checkpoint.reader import CheckpointReader
 from ..criu import direct, unshared
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage

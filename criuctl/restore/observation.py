@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest
 from ..config import Config
-from ..connections import rules
+from ..connections import rule_parsing
 from ..criu.images import ImageSet
 from ..criu.owners import user_ids
 from ..files import (
@@ -51,7 +51,7 @@ def plan_options(config: Config, request: RestoreRequest) -> PlanOptions:
         request.copy,
         request.connections,
         request.files or config.file_conflicts,
-        rules.parse(config),
+        rule_parsing.parse(config),
         request.connections_deadline,
         frozenset(hook.name for hook in executables(config, RECONNECT)),
         request.alone,

@@ -16,8 +16,9 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from ..checkpoint.manifest import UNCONNECTED, Manifest
-from ..connections.rules import JOURNAL, endpoint
+from ..checkpoint.connection_record import UNCONNECTED, endpoint
+from ..checkpoint.manifest import Manifest
+from ..connections.decision import JOURNAL
 from ..connections.secret_scope import Owner
 from ..errors import CriuctlError
 from ..files import carried_binaries

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from ..checkpoint.connection_record import endpoint
 from ..checkpoint.manifest import Manifest
-from ..connections.rules import endpoint
 from ..files.deleted_names import DeletedName
 from ..files.judgement import Judgement
 from ..files.socket_names import TakenName, covering, settle

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..cgroups import recreation
-from ..criu import binary, ghostfolders, netimages, procfiles, ttyimages
+from ..criu import binary, ghostfolders, netimages, procfiles, socketimages, ttyimages
 from ..criu.heldfiles import credentials, held_files
 from ..criu.lazy import LazyPages
 from ..criu.options import RestoreOptions
@@ -127,7 +127,7 @@ class Surroundings(Struct, eq=False):
     def _settle_images(self) -> None:
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
-        images.give_up(hand_back.endings(plan.connections), plan.no_interfaces)
+        socketimages.give_up(images, hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU
         # may know another size.  What a copy shares with its original may be written at any moment.
         changed = {

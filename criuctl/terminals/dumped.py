@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import TerminalRecord
+from ..checkpoint.terminal_records import TerminalRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CommandFailed
 from ..proc.descriptors import Descriptor

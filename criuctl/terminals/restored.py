@@ -24,8 +24,9 @@ from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
-from ..checkpoint.manifest import Manifest, TerminalRecord
+from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.terminal_records import TerminalRecord
 from ..criu import ttyimages
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed

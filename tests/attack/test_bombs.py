@@ -33,9 +33,10 @@ from criuctl.checkpoint.chunks import CHUNK_ENTRY, MAX_CHUNK, StreamRef
 from criuctl.checkpoint.codec import OVERHEAD
 from criuctl.checkpoint.exported import ExportedCheckpoint
 from criuctl.checkpoint.index import PACK
-from criuctl.checkpoint.manifest import CheckpointSummary, Manifest, MemoryImage
+from criuctl.checkpoint.manifest import Manifest, MemoryImage
 from criuctl.checkpoint.packs import PACK_ENTRY as RECORD
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu import images, schema
 from criuctl.report import Reporter
@@ -168,7 +169,7 @@ def with_json(path: Path, folder: Path, change: Callable[[bytes], bytes]) -> Non
         made = kit.fill(writer, kit.SMALL)
         writer.flush()
         publish(forged, made, change)
-        writer._committed = True  # its packs stay
+        writer._publication.committed = True  # its packs stay
     forged.close()
 
 
@@ -235,7 +236,7 @@ def with_memory(
         image = make(forged, writer)
         writer.flush()
         publish(forged, made.with_use(memory=(image,)))
-        writer._committed = True
+        writer._publication.committed = True
     forged.close()
 
 
@@ -299,7 +300,7 @@ def repeated_index(path: Path, folder: Path) -> None:
         made = kit.fill(writer, kit.SMALL)
         writer.flush()
         publish(forged, made)
-        writer._committed = True
+        writer._publication.committed = True
     record = RECORD.pack(bytes(32), 32, 100, 100)
     for n in range(4):
         packs = [PACK.pack(bytes([n, m]) * 8, 200 << 20, 50000) + record * 50000 for m in range(28)]

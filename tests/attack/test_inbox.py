@@ -16,9 +16,9 @@ import pytest
 from support import checkpoints as kit
 from support.command import Criuctl
 
-from criuctl.checkpoint import keys, writer_keys
-from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint import key_files, writer_keys
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import (
     CriuctlError,
@@ -77,7 +77,7 @@ class Source:
         self.store = RemoteStore(self.link, "b:inbox")
         self.key = self.path / "key"
         self.key.unlink(missing_ok=True)
-        keys.write_secret(self.key, answer["key"])
+        key_files.write_secret(self.key, answer["key"])
         return str(answer["key"])
 
     def open(self) -> Repository:

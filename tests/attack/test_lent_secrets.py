@@ -17,10 +17,12 @@ from support.keeper import Keeper, wait_until
 from support.laboratory import USER, Laboratory
 from support.zoo import Zoo
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.connections.rules import Rules, decide, parse
+from criuctl.connections.decision import decide
+from criuctl.connections.rule_parsing import parse
+from criuctl.connections.rules import Rules
 from criuctl.connections.secret_scope import Owner, Terms, may_have, of_tree
 from criuctl.proc.tree import read_process
 from criuctl.store import open_store

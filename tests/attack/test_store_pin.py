@@ -288,11 +288,11 @@ def sealed_for(store_id: str, key_text: str) -> bytes:
     """
     import secrets
 
-    from criuctl.checkpoint import configobject, keys
+    from criuctl.checkpoint import configobject, key_files, key_slots
     from criuctl.checkpoint.codec import Sealer
 
     master = secrets.token_bytes(32)
-    key = keys.KeyText.parse(key_text.encode(), "key")
+    key = key_files.KeyText.parse(key_text.encode(), "key")
     body = {
         "format": configobject.FORMAT,
         "version": 1,
@@ -301,7 +301,7 @@ def sealed_for(store_id: str, key_text: str) -> bytes:
         "created": "2026-01-01T00:00:00.000Z",
         "encryption": "aes-256-gcm",
         "capabilities": {"conditional_create": True, "kind": "local"},
-        "slots": [keys.file_slot(master, key, store_id)],
+        "slots": [key_slots.file_slot(master, key, store_id)],
     }
     return configobject.text(body, Sealer(master, encrypted=True))
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from criuctl.checkpoint import objects
 from criuctl.checkpoint.chunks import CHUNK_ENTRY, StreamRef
 from criuctl.checkpoint.codec import RAW
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.index import PREFIX, encode_segments
 from criuctl.checkpoint.manifest import (
-    ConnectionRecord,
-    FileRecord,
     HostInfo,
     ImageFile,
     Manifest,

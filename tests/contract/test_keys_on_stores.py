@@ -15,8 +15,10 @@ from servers import RadosGateway
 from support import checkpoints as kit
 from support.places import Place
 
+from criuctl.checkpoint.key_files import KeyText, write_secret
 from criuctl.checkpoint.key_generations import described
-from criuctl.checkpoint.keys import KeyText, file_slot, open_by_file, slot_fingerprint, write_secret
+from criuctl.checkpoint.key_slots import file_slot, slot_fingerprint
+from criuctl.checkpoint.keys import open_by_file
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import CriuctlError, WrongKey

@@ -11,7 +11,7 @@ from support.command import Criuctl
 from support.gpu_standin import Board, Device, DeviceProgram, Driver, Programs
 from support.keeper import wait_until
 
-from criuctl.checkpoint.manifest import GpuDescriptor, GpuRecord
+from criuctl.checkpoint.gpu_records import GpuDescriptor, GpuRecord
 from criuctl.proc.credentials import CAP_DAC_OVERRIDE, Credentials
 from criuctl.report import Reporter
 from criuctl.restore.devices import RestoredDevices

@@ -26,7 +26,7 @@ from support.pauses import paused, steps_of
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.config import Config
 from criuctl.connections import sockopts
 from criuctl.connections.detect import Dial, probe

@@ -21,7 +21,7 @@ import pytest
 from servers.postgresql import PostgresServer
 from support.handback import Handback
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.postgresql import PROTOCOL
 

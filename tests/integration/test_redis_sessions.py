@@ -21,7 +21,7 @@ import pytest
 from servers.common import free_ports
 from servers.redis import RedisServer, redis_server
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.redis import PROTOCOL
 from criuctl.connections.protocols.redis_wire import Resp

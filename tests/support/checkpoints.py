@@ -11,22 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from criuctl.checkpoint.chunks import LAYERS
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import ExternalFile, FileRecord, LinkRecord
 from criuctl.checkpoint.manifest import (
-    CheckpointSummary,
-    ConnectionRecord,
-    ExternalFile,
-    FileRecord,
     HostInfo,
     ImageFile,
-    LinkRecord,
     Manifest,
     MemoryImage,
     ProcessRecord,
     SessionRef,
-    TerminalRecord,
 )
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
+from criuctl.checkpoint.terminal_records import TerminalRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.report import Reporter

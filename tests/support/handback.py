@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.protocols.base import ApplicationProtocol, Settings
 
 SECONDS = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from criuctl.checkpoint import keys, writer_keys
+from criuctl.checkpoint import key_files, writer_keys
 from criuctl.checkpoint.key_generations import described
 from criuctl.checkpoint.repository import Repository
 from criuctl.store import Store
@@ -19,7 +19,7 @@ def enrol(repo: Repository, path: Path, label: str = "") -> Path:
     key = writer_keys.enrol(opened.master, repo.id)
     repo.key_changer().change(lambda slots: [*slots, described(key.slot(), label)])
     file = path / "keys" / f"{repo.id}.key"
-    keys.write_secret(file, key.text())
+    key_files.write_secret(file, key.text())
     return file
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...checkpoint.manifest import UNCONNECTED
+from ...checkpoint.connection_record import UNCONNECTED
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page

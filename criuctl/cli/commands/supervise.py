@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -90,6 +91,19 @@ def event_line(event: Mapping[str, Any]) -> str:
         f"{event['time']}  {printable(event['session'])}  {event['event']}: "
         f"{printable(_LINES[event['event']](event))}"
     )
+
+
+def _print(app: App, event: dict[str, Any]) -> None:
+    """Print an event; the session is supervised even when the output is closed."""
+    try:
+        if app.json:
+            import json
+
+            write_result(json.dumps(event, default=str))
+        elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
+            write_result(event_line(event))
+    except (BrokenPipeError, ResultLost):
+        discard(1)
 
 
 @page(
@@ -262,18 +276,6 @@ def supervise(
     from ...ops.supervising.context import SupervisorSettings
     from ...report import Reporter
 
-    def tell(event: dict[str, Any]) -> None:
-        try:
-            if app.json:
-                import json
-
-                write_result(json.dumps(event, default=str))
-            elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
-                write_result(event_line(event))
-        # the session is supervised even when the output is closed
-        except (BrokenPipeError, ResultLost):
-            discard(1)
-
     settings = SupervisorSettings(
         every=patience(every) if every is not None else None,
         on_idle=patience(on_idle),
@@ -290,6 +292,7 @@ def supervise(
         lease=patience(lease),
         self_fence=self_fence,
     )
+    tell = partial(_print, app)
     if app.verbose:
         with app.reporting() as reporter:
             good = look_after(app.config, name, settings, reporter=reporter, tell=tell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -77,6 +77,32 @@ def _damage(sample: Mapping[str, Any]) -> list[str]:
             )
             lines.append(f"{name}: {printable(one['error']['message'])}")
     return lines
+
+
+def _verdicts(bodies: Sequence[Mapping[str, Any]], *, with_count: bool) -> str:
+    """Return a line for each checkpoint."""
+    lines = []
+    for body in bodies:
+        name = (
+            "unreadable" if body["id"] is None else f"{printable(body['session'])}@{body['number']}"
+        )
+        if body["ok"]:
+            lines.append(f"{name}: sound, {size(body['bytes'])} checked")
+        else:
+            lines.append(f"{name}: {printable(body['error']['message'])}")
+    bad = sum(not body["ok"] for body in bodies)
+    if with_count:
+        lines.append(f"{plural(len(bodies), 'checkpoint')}, {bad} not sound")
+    return "\n".join(lines)
+
+
+def _unsound(bodies: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each checkpoint that is not sound, for --quiet."""
+    return "\n".join(
+        f"{b['id'] or 'unreadable'}  {printable(b['error']['message'])}"
+        for b in bodies
+        if not b["ok"]
+    )
 
 
 def _sample(app: App, percent: float, seed: int | None) -> int:
@@ -218,30 +244,9 @@ def verify(
     if ref is not None and verdicts[0].error is not None:
         raise verdicts[0].error
     bodies = [v.to_dict() for v in verdicts]
-
-    def human() -> str:
-        lines = []
-        for body in bodies:
-            name = (
-                "unreadable"
-                if body["id"] is None
-                else f"{printable(body['session'])}@{body['number']}"
-            )
-            if body["ok"]:
-                lines.append(f"{name}: sound, {size(body['bytes'])} checked")
-            else:
-                lines.append(f"{name}: {printable(body['error']['message'])}")
-        bad = sum(not body["ok"] for body in bodies)
-        if all_:
-            lines.append(f"{plural(len(bodies), 'checkpoint')}, {bad} not sound")
-        return "\n".join(lines)
-
-    def brief() -> str:
-        return "\n".join(
-            f"{b['id'] or 'unreadable'}  {printable(b['error']['message'])}"
-            for b in bodies
-            if not b["ok"]
-        )
-
-    app.emit(bodies if all_ else bodies[0], human, brief)
+    app.emit(
+        bodies if all_ else bodies[0],
+        lambda: _verdicts(bodies, with_count=all_),
+        lambda: _unsound(bodies),
+    )
     return worst(v.error.exit_code for v in verdicts if v.error is not None)

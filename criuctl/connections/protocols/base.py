@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import CriuctlError
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...config import Config
 from .. import secrets
 from .base import CannotRebuild, PeerAway, Settings

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import NoSuchProcess
 from ...proc.procfs import read_text, unit_of
 from .base import CannotRebuild, PeerAway, Settings

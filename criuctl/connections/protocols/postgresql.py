@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import CriuctlError
 from ...proc.tree import read_process
 from ..secrets import SecretUnavailable, resolve

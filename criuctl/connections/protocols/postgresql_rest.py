@@ -35,7 +35,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import CriuctlError
 from ...proc.sockdiag import namespace_socket
 from .base import CannotRebuild, PeerAway

@@ -27,7 +27,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import CriuctlError
 from .. import secrets
 from . import redis_look as look

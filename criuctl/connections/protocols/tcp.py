@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...checkpoint.manifest import ConnectionRecord
+from ...checkpoint.connection_record import ConnectionRecord
 from .base import CannotRebuild, PeerAway, Settings
 from .wire import Wire
 

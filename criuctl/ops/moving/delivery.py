@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ...checkpoint import keys, writer_keys
+from ...checkpoint import key_files, writer_keys
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.repository import Repository
 from ...config import Config
@@ -143,10 +143,10 @@ class HostDelivery(Struct):
                     return kept
                 kept.unlink()
             with suppress(FileExistsError):  # another criuctl was faster, with another key
-                keys.write_secret(kept, text)
+                key_files.write_secret(kept, text)
                 return kept
         key = Path(self._stack.enter_context(Scratch()).path) / "inbox-key"
-        keys.write_secret(key, text)
+        key_files.write_secret(key, text)
         return key
 
     def _end_earlier(self) -> None:
@@ -307,7 +307,7 @@ class HostDelivery(Struct):
 def _writer_key(path: Path) -> writer_keys.WriterKey | None:
     """Return the kept key; None if there is none that is whole."""
     try:
-        return writer_keys.WriterKey.parse(keys.read_secret(path), str(path))
+        return writer_keys.WriterKey.parse(key_files.read_secret(path), str(path))
     except CriuctlError:
         return None
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
+from ...checkpoint.connection_record import ConnectionRecord
+from ...checkpoint.manifest import ProcessRecord, SessionRef
 from ...config import Config
 from ...connections.survey import Survey
 from ...criu import binary
@@ -72,13 +73,7 @@ def gather(
     for `with_files` and `NotFound` for `keep_addresses` that are not here, `UsageError` for an
     invalid address, `NoSuchProcess`.
     """
-    for text in keep_addresses:
-        ip, _device = addresses.parse(text)
-        if addresses.find(ip, None) is None:
-            raise NotFound(
-                f"{ip}, which is to move along, is not an address of this host",
-                hint="`ip address` shows them.",
-            )
+    _check_addresses(keep_addresses)
     scene = collect(root_pid, config)
     if records is None:
         records = [
@@ -131,6 +126,17 @@ def gather(
         time=time.time(),
         monotonic=time.monotonic(),
     ).to_dict()
+
+
+def _check_addresses(kept: Sequence[str]) -> None:
+    """Raise `NotFound` for an address that is to move along but is not here."""
+    for text in kept:
+        ip, _device = addresses.parse(text)
+        if addresses.find(ip, None) is None:
+            raise NotFound(
+                f"{ip}, which is to move along, is not an address of this host",
+                hint="`ip address` shows them.",
+            )
 
 
 class _Carried:

@@ -17,9 +17,9 @@ from typing import Any
 
 from msgspec import field
 
-from ...checkpoint.manifest import ConnectionRecord, HostInfo, ProcessRecord, SessionRef
+from ...checkpoint.connection_record import ConnectionRecord, endpoint
+from ...checkpoint.manifest import HostInfo, ProcessRecord, SessionRef
 from ...checkpoint.records import Record, check_path, check_pattern, check_range, damaged
-from ...connections.rules import endpoint
 from ...errors import Damaged, UnsupportedFormat
 from ...namespaces.plan import DUMPED, ENTERED
 from ...session.names import valid_name

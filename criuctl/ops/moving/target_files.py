@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
-from ...checkpoint.manifest import FileRecord
+from ...checkpoint.file_records import FileRecord
 from ...files.carried_binaries import ROOTS, objection, obstacle
 from ...files.judgement import Policy, judge
 from ...proc.elfnotes import build_id

@@ -17,7 +17,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, ProcessRecord
+from ...checkpoint.connection_record import ConnectionRecord
+from ...checkpoint.file_records import FileRecord
+from ...checkpoint.manifest import Manifest, ProcessRecord
 from ...criu.image_records import OpenFile
 
 Pair = tuple[ProcessRecord, ProcessRecord]

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from ...host.retention import moment
 
 if TYPE_CHECKING:
-    from ...checkpoint.manifest import CheckpointSummary
+    from ...checkpoint.summary import CheckpointSummary
 
 RECENT = 10  # checkpoints from which the present growth is computed
 _DAY = 86400.0

@@ -10,8 +10,8 @@ from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...checkpoint.manifest import CheckpointSummary
 from ...checkpoint.repository import Repository
+from ...checkpoint.summary import CheckpointSummary
 from ...config import Config
 from ...errors import DataError, NotFound
 from ...store import open_store

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...checkpoint import keys, writer_keys
+from ...checkpoint import key_files, key_slots, keys, writer_keys
 from ...checkpoint.configobject import WRITER
 from ...checkpoint.key_generations import Changer, Current, Slots, described
 from ...checkpoint.repository import Repository
@@ -138,7 +138,7 @@ class Keyring:
                 raise WrongKey(
                     "the passphrase is empty", hint="Give a passphrase of several words."
                 )
-            slot = described(keys.passphrase_slot(self.master, new.passphrase, self.id), label)
+            slot = described(key_slots.passphrase_slot(self.master, new.passphrase, self.id), label)
             self.show(
                 keys.open_by_passphrase([slot], self.id, new.passphrase, "the new passphrase")
             )
@@ -157,13 +157,13 @@ class Keyring:
                 hint="`criuctl key rotate` replaces the key that is in use;"
                 f" --key-file {quoted(path)} adds what is in that file.",
             )
-        key = keys.new_key_file(path)
+        key = key_files.new_key_file(path)
         if key.master:
             raise WrongKey(
                 f"{path} holds the exported master key of a store",
                 hint="Name a new file, or a key file.",
             )
-        slot = described(keys.file_slot(self.master, key, self.id), label)
+        slot = described(key_slots.file_slot(self.master, key, self.id), label)
         self.show(keys.open_by_key([slot], self.id, key, str(path), path))
         return slot, path, made
 
@@ -173,12 +173,12 @@ class Keyring:
         """
         key = writer_keys.enrol(self.master, self.id)
         try:
-            keys.write_secret(path, key.text())
+            key_files.write_secret(path, key.text())
             made = True
         except FileExistsError:
             made = False
             try:
-                key = writer_keys.WriterKey.parse(keys.read_secret(path), str(path))
+                key = writer_keys.WriterKey.parse(key_files.read_secret(path), str(path))
                 ours = key == writer_keys.writer_key(self.master, self.id, key.id)
             except WrongKey:
                 ours = False
@@ -225,12 +225,12 @@ class Keyring:
         by = self.opened.by
         if by is None or self.opened.file != keys.key_path(self._repository.config, self.id):
             return []
-        return [slot for slot in slots if slot.get(REPLACED) == keys.slot_fingerprint(by)]
+        return [slot for slot in slots if slot.get(REPLACED) == key_slots.slot_fingerprint(by)]
 
     def see_not_removed(self, slots: Slots) -> None:
         """Raise `WrongKey` if the key that opened the store was removed meanwhile."""
-        if self.opened.by is not None and keys.slot_fingerprint(self.opened.by) not in map(
-            keys.slot_fingerprint, slots
+        if self.opened.by is not None and key_slots.slot_fingerprint(self.opened.by) not in map(
+            key_slots.slot_fingerprint, slots
         ):
             raise WrongKey(
                 f"the key from {self.opened.source} was removed from the store meanwhile"
@@ -241,8 +241,8 @@ class Keyring:
 
         Raise `Conflict` if none of them was seen to open the store.
         """
-        names = set(map(keys.slot_fingerprint, gone))
-        left = [slot for slot in slots if keys.slot_fingerprint(slot) not in names]
+        names = set(map(key_slots.slot_fingerprint, gone))
+        left = [slot for slot in slots if key_slots.slot_fingerprint(slot) not in names]
         if len(left) == len(slots):
             return slots
         if not left:
@@ -264,7 +264,7 @@ class Keyring:
         about = self._repository.about
         return [
             KeyFacts(
-                keys.slot_fingerprint(slot),
+                key_slots.slot_fingerprint(slot),
                 str(slot.get("type")),
                 str(slot.get("label", "")),
                 str(slot.get("created", about.created)),
@@ -288,8 +288,8 @@ class Keyring:
             self.id,
             self.facts(current.slots),
             current.generation,
-            [keys.slot_fingerprint(slot) for slot in added],
-            [keys.slot_fingerprint(slot) for slot in removed],
+            [key_slots.slot_fingerprint(slot) for slot in added],
+            [key_slots.slot_fingerprint(slot) for slot in removed],
             str(file) if file is not None else None,
             str(previous) if previous is not None else None,
             any(slot.get("type") == WRITER for slot in removed),
@@ -301,7 +301,7 @@ def named(slots: Slots, ref: str) -> Slot:
     """Return the slot with this label, or whose fingerprint begins so."""
     found = [slot for slot in slots if slot.get("label") == ref]
     if not found and len(ref) >= _PREFIX:
-        found = [slot for slot in slots if keys.slot_fingerprint(slot).startswith(ref.lower())]
+        found = [slot for slot in slots if key_slots.slot_fingerprint(slot).startswith(ref.lower())]
     if not found:
         raise NotFound(
             f"no key of the store is called {ref!r}",
@@ -324,11 +324,13 @@ def checked_label(text: str) -> str:
 
 def refuse_known(slots: Slots, slot: Slot) -> None:
     """Raise `Conflict` if one of the slots is for the same key."""
-    if slot["type"] == WRITER and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
+    if slot["type"] == WRITER and slot["fingerprint"] in map(key_slots.slot_fingerprint, slots):
         raise Conflict(
             f"the write-only host with fingerprint {slot['fingerprint']} has been added already"
         )
-    if slot["type"] != "passphrase" and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
+    if slot["type"] != "passphrase" and slot["fingerprint"] in map(
+        key_slots.slot_fingerprint, slots
+    ):
         raise Conflict(
             f"the key with fingerprint {slot['fingerprint']} opens the store already",
             hint=(

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ...checkpoint.manifest import CheckpointSummary
 from ...checkpoint.repository import Repository
+from ...checkpoint.summary import CheckpointSummary
 from ...config import Config
 from ...errors import DataError, TimedOut
 from ...host.audit_log import killed_by_operator

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ...checkpoint.leases import Head, read_head
-from ...checkpoint.manifest import CheckpointSummary, SessionRef
+from ...checkpoint.manifest import SessionRef
 from ...checkpoint.repository import Repository
+from ...checkpoint.summary import CheckpointSummary
 from ...errors import (
     Conflict,
     CriuctlError,

@@ -15,7 +15,19 @@ import pytest
 from support import checkpoints as kit
 from support import golden
 
-from criuctl.checkpoint import chunks, codec, index, leases, objects, packs, writer_keys
+from criuctl.checkpoint import (
+    chunks,
+    codec,
+    connection_record,
+    file_records,
+    gpu_records,
+    index,
+    leases,
+    objects,
+    packs,
+    terminal_records,
+    writer_keys,
+)
 from criuctl.checkpoint import manifest as manifests
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
@@ -104,23 +116,23 @@ def test_the_schema_is_one() -> None:
 
 def test_the_schema_names_what_the_records_have() -> None:
     records = {
-        "connection": manifests.ConnectionRecord,
-        "external": manifests.ExternalFile,
-        "fifo": manifests.FifoRecord,
-        "file": manifests.FileRecord,
-        "gpu": manifests.GpuRecord,
-        "gpu_descriptor": manifests.GpuDescriptor,
-        "gpu_device": manifests.GpuDevice,
-        "gpu_process": manifests.GpuProcess,
-        "holder": manifests.HolderRecord,
+        "connection": connection_record.ConnectionRecord,
+        "external": file_records.ExternalFile,
+        "fifo": file_records.FifoRecord,
+        "file": file_records.FileRecord,
+        "gpu": gpu_records.GpuRecord,
+        "gpu_descriptor": gpu_records.GpuDescriptor,
+        "gpu_device": gpu_records.GpuDevice,
+        "gpu_process": gpu_records.GpuProcess,
+        "holder": terminal_records.HolderRecord,
         "host": manifests.HostInfo,
         "image": manifests.ImageFile,
-        "link": manifests.LinkRecord,
+        "link": file_records.LinkRecord,
         "memory": manifests.MemoryImage,
         "predicate": manifests.PredicateRecord,
         "process": manifests.ProcessRecord,
         "session": manifests.SessionRef,
-        "terminal": manifests.TerminalRecord,
+        "terminal": terminal_records.TerminalRecord,
     }
     named = {name: set(SCHEMA["$defs"][name]["properties"]) for name in records}
     assert named == {

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 from support import golden
 
-from criuctl.checkpoint import configobject, key_generations, keys, recovery
+from criuctl.checkpoint import configobject, key_files, key_generations, key_slots, keys, recovery
 from criuctl.checkpoint.codec import Sealer, fingerprint
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
@@ -123,7 +123,7 @@ class Site:
 
     def fingerprint(self, config: Config) -> str:
         path = Path(config.key_file) if config.key_file else keys.key_path(config, self.id)
-        return fingerprint(keys.KeyText.parse(path.read_bytes(), "").key)
+        return fingerprint(key_files.KeyText.parse(path.read_bytes(), "").key)
 
     def kinds(self, config: Config) -> list[str]:
         return [one.kind for one in key_list(config)[0]]
@@ -137,7 +137,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """Makes sites, each in folders of its own."""
     monkeypatch.delenv(keys.RECOVERY_VARIABLE, raising=False)
     monkeypatch.setattr("criuctl.checkpoint.key_generations._PAUSE", 0.001)
-    monkeypatch.setitem(keys._SCRYPT, "n", 16)
+    monkeypatch.setitem(key_slots._SCRYPT, "n", 16)
     count = iter(range(1000))
 
     def make(*, weak: bool = False, second: bool = True) -> Site:
@@ -281,7 +281,7 @@ def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> N
 def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> None:
     here = site()
     torn = keys.key_path(here.one, here.id).with_suffix(".new")
-    keys.write_secret(torn, "criuctl ke")
+    key_files.write_secret(torn, "criuctl ke")
     done = key_rotate(here.one, NewKey(label="fresh"))
     assert here.opens(here.one) and here.opens(here.two) and not torn.exists()
     kept = replace(here.one, key_file=str(done.previous))
@@ -480,9 +480,9 @@ def test_the_last_key_is_not_removed_by_mistake(site: Setting, tmp_path: Path) -
     with pytest.raises(Conflict, match="seen to open"):
         key_remove(here.one, mine)  # it was not checked that the paper key is right
     paper = tmp_path / "paper"
-    keys.write_secret(paper, f"{shown.recovery_key}\n")
+    key_files.write_secret(paper, f"{shown.recovery_key}\n")
     other = tmp_path / "other"
-    keys.write_secret(other, recovery.to_text(bytes(20)))
+    key_files.write_secret(other, recovery.to_text(bytes(20)))
     with pytest.raises(WrongKey):
         key_remove(here.one, mine, other_key_file=other)
     with pytest.raises(NotFound):
@@ -511,7 +511,7 @@ def test_the_last_key_is_not_removed_by_mistake(site: Setting, tmp_path: Path) -
 def test_an_exported_master_key_is_no_slot(site: Setting, tmp_path: Path) -> None:
     here = site()
     phrase = tmp_path / "phrase"
-    keys.write_secret(phrase, "correct horse\n")
+    key_files.write_secret(phrase, "correct horse\n")
     key_add(here.one, NewKey(passphrase=b"correct horse"))
     by_phrase = replace(here.one, key_dir=str(tmp_path / "none"), passphrase_file=str(phrase))
     exported = tmp_path / "master.key"
@@ -538,7 +538,7 @@ def test_a_file_that_opens_no_more_is_passed_over_for_a_passphrase(
 ) -> None:
     here = site()
     phrase = tmp_path / "phrase"
-    keys.write_secret(phrase, "correct horse\n")
+    key_files.write_secret(phrase, "correct horse\n")
     key_add(here.one, NewKey(passphrase=b"correct horse"))
     both = replace(here.one, passphrase_file=str(phrase))
     assert Repository.open(here.stage, both).key_info()["kind"] == "file"

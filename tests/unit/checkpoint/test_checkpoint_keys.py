@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import keys
+from criuctl.checkpoint import key_files, keys
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import (
     Conflict,
@@ -44,7 +44,7 @@ def test_the_key_file_is_private_and_durable_before_the_store(tmp_path: Path) ->
     config = repo.store.get("config").decode()
     assert (
         secret not in json.dumps(info) + config
-        and keys.KeyText.parse(path.read_bytes(), "").key.hex() not in config
+        and key_files.KeyText.parse(path.read_bytes(), "").key.hex() not in config
     )
 
 
@@ -202,7 +202,7 @@ def test_the_five_errors_are_five(tmp_path: Path) -> None:
     key.unlink()
     with pytest.raises(KeyMissing):
         Repository.open(repo.store, repo.config)
-    keys.write_secret(key, key_text.decode())
+    key_files.write_secret(key, key_text.decode())
     with pytest.raises(StoreDenied):
         Repository.open(FaultyStore(repo.store, check_writable="D"), repo.config).preflight_write()
     with pytest.raises(NoSuchBucket):
@@ -313,4 +313,4 @@ def test_preflight_reads_and_writes(tmp_path: Path) -> None:
 
 def test_an_unreadable_secret_is_reported() -> None:
     with pytest.raises(KeyMissing, match="cannot be read: Input/output error"):
-        keys.read_secret(Path("/proc/self/mem"))  # whose first page is not mapped
+        key_files.read_secret(Path("/proc/self/mem"))  # whose first page is not mapped

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support import checkpoints as kit
 
 from criuctl.checkpoint.chunks import CHUNK_ENTRY, StreamRef
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.manifest import (
-    ConnectionRecord,
-    FileRecord,
     HostInfo,
     ImageFile,
     Manifest,

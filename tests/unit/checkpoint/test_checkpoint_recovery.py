@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.checkpoint import keys, recovery
+from criuctl.checkpoint import key_files, recovery
 from criuctl.errors import WrongKey
 
 secrets = st.binary(min_size=20, max_size=20)
@@ -36,7 +36,7 @@ def test_what_is_written_down_is_read(secret: bytes, between: str, lower: bool) 
     assert re.fullmatch(r"([A-HJKMNP-Z]{6}-){7}[A-HJKMNP-Z]{6}", text)
     typed = f" {text.replace('-', between)}\n"
     assert recovery.from_text(typed.lower() if lower else typed, "paper") == secret
-    assert keys.KeyText.parse(typed.strip().encode(), "paper") == keys.KeyText(
+    assert key_files.KeyText.parse(typed.strip().encode(), "paper") == key_files.KeyText(
         secret, recovery=True
     )
 

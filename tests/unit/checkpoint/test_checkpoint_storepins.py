@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from support import checkpoints as kit
 
-from criuctl.checkpoint import configobject, keys, storepins
+from criuctl.checkpoint import configobject, key_files, key_slots, keys, storepins
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.storepins import Pinning
 from criuctl.config import Config
@@ -174,11 +174,11 @@ def test_another_master_key_under_the_same_id(tmp_path: Path) -> None:
     from criuctl.checkpoint.codec import Sealer
 
     body = {k: v for k, v in json.loads(store.get("config")).items() if k != "mac"}
-    body["slots"] = [keys.file_slot(master, key, repo.id)]
+    body["slots"] = [key_slots.file_slot(master, key, repo.id)]
     store.put("config", configobject.text(body, Sealer(master, encrypted=True)))
     with pytest.raises(StoreChanged, match="another master key"):
         Repository.open(store, repo.config)
-    body["slots"] = [keys.file_slot(master, keys.KeyText(os.urandom(32)), repo.id)]
+    body["slots"] = [key_slots.file_slot(master, key_files.KeyText(os.urandom(32)), repo.id)]
     store.put("config", configobject.text(body, Sealer(master, encrypted=True)))
     with pytest.raises(WrongKey):  # which this host has no key for, as before
         Repository.open(store, repo.config)

@@ -19,7 +19,7 @@ from criuctl.checkpoint import (
     codec,
     configobject,
     gclists,
-    keys,
+    key_files,
     leases,
     objects,
     packs,
@@ -30,9 +30,9 @@ from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.index import encode_segments
-from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.packs import PackBuilder, pack_of
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.errors import (
     Conflict,
     Damaged,
@@ -230,7 +230,7 @@ def test_a_domain_of_a_host_that_is_not_enrolled_is_refused(place: Place) -> Non
         next((place.path / "one" / "keys").glob("*.key")).read_bytes(), "key"
     )
     forged = writer_keys.WriterKey(key.store, key.public, key.id, bytes(32), key.names, key.lists)
-    keys.write_secret(place.path / "evil" / "keys" / f"{place.one.id}.key", forged.text())
+    key_files.write_secret(place.path / "evil" / "keys" / f"{place.one.id}.key", forged.text())
     evil = host(place.store, place.path / "evil")
     bad = kit.write(evil)
     assert kit.write(place.one, session="db").number == 1
@@ -441,7 +441,7 @@ def test_what_a_writer_is_refused_and_what_its_key_is_not(place: Place) -> None:
         and not place.master.write_only
     )
     with pytest.raises(WrongKey, match="write-only host"):
-        keys.KeyText.parse(file.read_bytes(), "it")
+        key_files.KeyText.parse(file.read_bytes(), "it")
     text = file.read_text()
     for wrong in (text[:60], text.replace("key 1", "key 1 "), text + "x"):
         file.write_text(wrong)

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.checkpoint import leases
-from criuctl.checkpoint.manifest import CheckpointSummary, SessionRef
+from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.host.registry import Registry, SessionRecord
 from criuctl.ops import kill
 from criuctl.report import Reporter

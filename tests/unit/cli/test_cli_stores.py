@@ -21,19 +21,19 @@ import pexpect
 import pytest
 from support.program import CRIUCTL, clean_environment
 
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.manifest import (
-    CheckpointSummary,
-    ConnectionRecord,
-    FileRecord,
     HostInfo,
     ImageFile,
     Manifest,
     MemoryImage,
     ProcessRecord,
     SessionRef,
-    TerminalRecord,
 )
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
+from criuctl.checkpoint.terminal_records import TerminalRecord
 from criuctl.config import Config
 from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.proc.tree import ProcessIdentity

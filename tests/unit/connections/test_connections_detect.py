@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.detect import by_appearance, probe
 from criuctl.errors import NoSuchProcess
 

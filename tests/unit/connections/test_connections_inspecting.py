@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.peer_inspection import Question, ask_all
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
 from criuctl.errors import CriuctlError

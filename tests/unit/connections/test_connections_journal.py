@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.connections.decision import decide
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.journal import PROTOCOL
-from criuctl.connections.rules import Rules, decide
+from criuctl.connections.rules import Rules
 from criuctl.proc.procfs import unit_in
 
 SESSION = {"identifier": "web", "unit": "web.service"}

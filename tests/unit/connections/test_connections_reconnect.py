@@ -20,7 +20,7 @@ import pytest
 from support.keeper import wait_until
 from support.obstacles import running
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.protocols.base import (
     ApplicationProtocol,
     CannotRebuild,

@@ -11,7 +11,7 @@ import time
 import pytest
 from support.keeper import wait_until
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.connections.record import Connection
 from criuctl.connections.repair_mode import RepairMode
 from criuctl.proc.sockdiag import Socket

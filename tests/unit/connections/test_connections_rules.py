@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord, endpoint
 from criuctl.config import Config, load
-from criuctl.connections.rules import POLICIES, Decision, Rules, decide, endpoint, parse
+from criuctl.connections.decision import Decision, decide
+from criuctl.connections.rule_parsing import POLICIES, parse
+from criuctl.connections.rules import Rules
 from criuctl.connections.secret_scope import Owner, Terms
 from criuctl.errors import ConfigError
 

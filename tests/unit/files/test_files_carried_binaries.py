@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.manifest import FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.checkpoint.file_records import FileRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.checkpoint.chunks import StreamRef
-from criuctl.checkpoint.manifest import FileRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.files import contents, databases, mount_points
 from criuctl.files.judgement import Judgement, Policy, judge_all
 

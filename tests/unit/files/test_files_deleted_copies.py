@@ -15,7 +15,8 @@ import pytest
 from support.foreignimages import image
 
 from criuctl.checkpoint.chunks import StreamRef
-from criuctl.checkpoint.manifest import FileRecord, Manifest, SessionRef
+from criuctl.checkpoint.file_records import FileRecord
+from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.criu import schema
 from criuctl.criu.ghostimages import Ghost, add_ghosts, remaps, write_ghost

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from criuctl.checkpoint.chunks import StreamRef
-from criuctl.checkpoint.manifest import FileRecord, HostInfo, LinkRecord, Manifest, SessionRef
+from criuctl.checkpoint.file_records import FileRecord, LinkRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.manifest import FifoRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.checkpoint.file_records import FifoRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.criu.fifoimages import SavedQueue
 from criuctl.criu.images import ImageSet
 from criuctl.errors import DumpFailed

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from criuctl.checkpoint.chunks import StreamRef
-from criuctl.checkpoint.manifest import LinkRecord
+from criuctl.checkpoint.file_records import LinkRecord
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu.images import ImageSet, write

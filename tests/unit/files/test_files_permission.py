@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.manifest import HostInfo, InodeRecord, Manifest, SessionRef
+from criuctl.checkpoint.file_records import InodeRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
 from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.mountspaces import MountSpaces
 from criuctl.criu.procfiles import LateFile

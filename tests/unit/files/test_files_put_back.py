@@ -13,7 +13,8 @@ from typing import Any, Literal
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import FileRecord, LinkRecord, Manifest, SessionRef
+from criuctl.checkpoint.file_records import FileRecord, LinkRecord
+from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter, FileDigest

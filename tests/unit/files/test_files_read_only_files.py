@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from criuctl.checkpoint.chunks import StreamRef
-from criuctl.checkpoint.manifest import FileRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.config import Config
 from criuctl.files import contents, read_only_files, used_files
 from criuctl.files.judgement import Policy, judge

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from criuctl.checkpoint.manifest import FileRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.files import contents
 from criuctl.ops.moving import needs
 from criuctl.ops.moving.needs_format import NeededFile

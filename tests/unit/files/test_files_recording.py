@@ -15,7 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from criuctl.checkpoint.manifest import FileRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import DumpFailed, PreflightRefused

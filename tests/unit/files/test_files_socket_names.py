@@ -15,7 +15,8 @@ import pytest
 
 from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.criu import schema
-from criuctl.criu.images import TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN, ImageSet
+from criuctl.criu.images import ImageSet
+from criuctl.criu.socketimages import TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN
 from criuctl.errors import RestoreFailed
 from criuctl.files.socket_names import Bindings, bound, disown, taken
 from criuctl.namespaces.network_choice import Place

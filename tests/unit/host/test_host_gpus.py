@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
+from criuctl.checkpoint.gpu_records import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
 from criuctl.gpu.devices import Device
 from criuctl.host.gpus import HostGpus, judge
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.errors import ConfigError, UsageError
 from criuctl.host.retention import (
     Decision,

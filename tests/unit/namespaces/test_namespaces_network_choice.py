@@ -11,7 +11,8 @@ from support.command import Home
 from support.keeper import wait_until
 from support.zoo import Zoo
 
-from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, SessionRef
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
 from criuctl.errors import RestoreFailed
 from criuctl.host.registry import boot_id
 from criuctl.namespaces import network_choice

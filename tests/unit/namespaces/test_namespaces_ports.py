@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.keeper import wait_until
 
-from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.checkpoint.connection_record import ConnectionRecord
 from criuctl.criu.images import ImageSet
 from criuctl.namespaces.ports import free_ports
 from criuctl.proc.sockdiag import end_waits

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.checkpoint.chunks import Extent
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import FileRecord
 from criuctl.checkpoint.manifest import (
-    ConnectionRecord,
-    FileRecord,
     HostInfo,
     ImageFile,
     Manifest,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.ops.storing.growth import RECENT, growth
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)

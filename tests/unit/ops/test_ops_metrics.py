@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import Conflict, UsageError
 from criuctl.host.journal.tally import Tally

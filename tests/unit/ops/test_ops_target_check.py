@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.manifest import ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.errors import Damaged, UnsupportedFormat
 from criuctl.host.identity import host_info
 from criuctl.host.registry import Registry, SessionRecord, boot_id
+from criuctl.ops.moving.arrival import Arrival
 from criuctl.ops.moving.needs_format import NeededFile, NeededTerminal, Needs, read
-from criuctl.ops.moving.target_check import TREE_CHECKS, Arrival, examine, findings
+from criuctl.ops.moving.target_check import TREE_CHECKS, examine, findings
 from criuctl.ops.moving.target_files import judge_files
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Finding

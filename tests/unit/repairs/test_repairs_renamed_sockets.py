@@ -14,7 +14,8 @@ import pytest
 from support.obstacles import running
 
 from criuctl.criu import schema
-from criuctl.criu.images import TCP_ESTABLISHED, TCP_LISTEN, ImageSet
+from criuctl.criu.images import ImageSet
+from criuctl.criu.socketimages import TCP_ESTABLISHED, TCP_LISTEN
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import read_tree
 from criuctl.repairs.renamed_sockets import follow_renamed

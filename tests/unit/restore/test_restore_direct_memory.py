@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 
+from criuctl.checkpoint.chunk_targets import write_at
 from criuctl.checkpoint.chunks import Extent, cut
-from criuctl.checkpoint.reader import CheckpointReader, write_at
+from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.report import Reporter

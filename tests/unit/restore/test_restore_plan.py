@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from criuctl.checkpoint.manifest import (
-    ConnectionRecord,
-    FileRecord,
-    HostInfo,
-    Manifest,
-    ProcessRecord,
-    SessionRef,
-)
+from criuctl.checkpoint.connection_record import ConnectionRecord
+from criuctl.checkpoint.file_records import FileRecord
+from criuctl.checkpoint.manifest import HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
-from criuctl.connections.rules import parse
+from criuctl.connections.rule_parsing import parse
 from criuctl.files.socket_names import TakenName
 from criuctl.namespaces.interfaces import BoundSocket
 from criuctl.namespaces.network_choice import Place
