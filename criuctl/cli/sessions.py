@@ -29,8 +29,8 @@ def take_option(function: F) -> F:
         "--take",
         is_flag=True,
         help=(
-            "Take the write lease from its holder.  [default: end with 9 when another client "
-            "writes]"
+            "Take the write lease from its holder; a person keeps it for 30 seconds.  [default: "
+            "end with 9 when another client writes]"
         ),
     )(function)
 

@@ -387,14 +387,17 @@ def connect(
     config: Config,
     name: str,
     *,
-    kind: str = "human",
+    kind: str | None = None,
     role: str = "write",
     operator: str = "",
     resume: tuple[str, str] | None = None,
 ) -> Session:
     """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
     runs without one.
+
+    `kind` is what this client is; None: what this command line is (`session.client.caller`).
     """
+    from ..session.client import caller
     from ..session.client.session import Session
 
     try:
@@ -403,7 +406,12 @@ def connect(
         raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
     try:
         return Session.connect(
-            name, config=config, kind=kind, role=role, operator=operator, resume=resume
+            name,
+            kind=kind or caller.kind(),
+            config=config,
+            role=role,
+            operator=operator,
+            resume=resume,
         )
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)

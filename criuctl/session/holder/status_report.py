@@ -89,6 +89,10 @@ class StatusReport:
             "modes": self._modes.to_dict(),
             "operators": self._operators(),
             "lease": self._leasing.current(),
+            "roles": [
+                {"kind": kind, "name": name, "role": role}
+                for (kind, name), role in self._leasing.authority.ceilings.items()
+            ],
             "paused_by": session.paused_by,
             "halted": session.halted,
             "self_fence": self._self_fence.until is not None,
