@@ -31,12 +31,12 @@ from ...errors import (
     Forbidden,
     SessionGone,
     TimedOut,
-    WrongState,
 )
 from ...proc.ownership import check_own
 from .. import names, protocol
 from ..protocol import ANSWER_TIMEOUT
 from . import caller
+from .matching import compiled, wait_for
 from .wire import Answer, Event, Message, Output, Wire
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ __all__ = ["ANSWER_TIMEOUT", "Answer", "Event", "Message", "Output", "Session"]
 
 _SEND = 64 << 10
 _GIVE_UP = 5.0  # seconds for an answer that is not needed
-_MATCH_WINDOW = 64 << 10  # a match may begin so many bytes before the newest one
 
 
 class Session(Wire):
@@ -317,31 +316,11 @@ class Session(Wire):
         """Wait until `pattern` is found in the output, and return the match.
 
         `TimedOut`; `SessionGone` if the session ends first.  `since` is an offset, "start", "now",
-        or "input": the end of the output when any operator typed last.  The raw output is searched,
-        escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
+        or "input": the end of the output when any operator typed last.  As by ``criuctl wait
+        --match``, the output is searched without control sequences and without the echo of what was
+        typed, undecodable bytes replaced; ``^`` and ``$`` of a text are at each line.
         """
-        wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
-        deadline = None if timeout is None else time.monotonic() + timeout
-        text = bytearray()
-        if since in ("now", "input"):
-            since = int(self.status()["offset" if since == "now" else "input_offset"])
-        while True:
-            piece = self.read(since)
-            text += piece.data
-            since = piece.end
-            if match := wanted.search(text.decode(errors="replace")):
-                return match
-            del text[:-_MATCH_WINDOW]
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimedOut(f"{wanted.pattern!r} did not come in {timeout:g} s")
-            try:
-                self.wait_output(since, left)
-            except WrongState as error:
-                if int(self.status()["offset"]) <= since:
-                    raise SessionGone(
-                        f"the session ended before {wanted.pattern!r} came"
-                    ) from error
+        return wait_for(self, compiled(pattern), since, timeout).match
 
     # -- authority --------------------------------------------------------------------------------
 
