@@ -60,6 +60,16 @@ def command_option(what: str, *, required: bool = False) -> Callable[[F], F]:
     return click.option("--command", "command_id", metavar="ID", required=required, help=what)
 
 
+def environment_variables(
+    _ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    """Parse the ``KEY=VALUE`` of ``--env``."""
+    for one in given:
+        if "=" not in one[1:]:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--env")
+    return dict(one.split("=", 1) for one in given)
+
+
 def state_words(body: Mapping[str, Any]) -> str:
     """Return the state in words, with the exit status of an ended session."""
     state = str(body["state"])

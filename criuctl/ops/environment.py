@@ -31,6 +31,16 @@ _PLAIN = frozenset(
 # Kind and name of an operator; what runs in a session is not the person that has started it.
 _OPERATOR, _KIND = f"{_PREFIX}OPERATOR", f"{_PREFIX}KIND"
 _AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
+_TERMINAL = "xterm-256color"  # what `session.screen` understands
+_NO_TERMINAL = frozenset(("", "dumb", "unknown"))  # as cron, units and editors have it
+
+
+def for_terminal(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a session that is started without a terminal to show it on: with a
+    TERM, if there is none that a program could use.
+    """
+    unusable = variables.get("TERM", "") in _NO_TERMINAL
+    return {**variables, "TERM": _TERMINAL} if unusable else dict(variables)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:

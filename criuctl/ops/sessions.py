@@ -28,7 +28,7 @@ from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
-from .environment import credentials, inherited
+from .environment import credentials, for_terminal, inherited
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -83,6 +83,8 @@ def run(
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
+    more_env: Mapping[str, str] | None = None,
+    detached: bool = True,
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
@@ -91,6 +93,10 @@ def run(
     (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
     a kernel that lacks them.
 
+    The session inherits from `env`, by default this process's environment, and gets `more_env` as
+    it is. A `detached` session is shown on no terminal of the caller's, whose TERM may say so
+    (`dumb`): then it gets another one.
+
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
     """
@@ -98,6 +104,7 @@ def run(
 
     folder = _starting_folder(config, argv, workspace)
     variables = inherited(os.environ if env is None else env)
+    variables = (for_terminal(variables) if detached else variables) | dict(more_env or {})
     carried = credentials(variables, config)
     with ExitStack() as reserved:
         chosen = (
