@@ -46,14 +46,16 @@ def writer(config: Config, name: str, *, take: bool) -> Session:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Return the answer of `ask`; wait a little for a pause of the client that holds the lease."""
+    """Return the answer of `ask`; wait a little for a pause of the client that holds the lease, if
+    that one gives it up by pausing.
+    """
     deadline = time.monotonic() + _PATIENCE
     while True:
         last = time.monotonic() >= deadline
         try:
             return ask()
-        except LeaseHeld:
-            if last:
+        except LeaseHeld as held:
+            if last or held.details.get("soft") is False:
                 raise
         time.sleep(_LOOK)
 

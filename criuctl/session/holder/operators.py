@@ -173,6 +173,7 @@ class Authority:
                     "lease-held",
                     f"{other.kind} {other.name!r} ({other.id}) {does}",
                     holder=other.who(),
+                    soft=self.soft or (self.held and other.identity == operator.identity),
                 )
         changed = self.holder != operator.id
         if self.owns(operator) and self.held:
