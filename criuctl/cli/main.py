@@ -71,6 +71,10 @@ COMMANDS: dict[str, Entry] = {
     "halt": Entry(
         f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop its unread input.", "Sessions"
     ),
+    "lease": Entry(
+        f"{_HERE}.lease:lease", "Get, take or give up a session's write lease.", "Sessions"
+    ),
+    "role": Entry(f"{_HERE}.role:role", "Set what an operator may do in a session.", "Sessions"),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
     "forget": Entry(

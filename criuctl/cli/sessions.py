@@ -29,8 +29,8 @@ def take_option(function: F) -> F:
         "--take",
         is_flag=True,
         help=(
-            "Take the write lease from its holder.  [default: end with 9 when another client "
-            "writes]"
+            "Take the write lease from its holder; a person keeps it for 30 seconds.  [default: "
+            "end with 9 when another client writes]"
         ),
     )(function)
 
@@ -58,6 +58,16 @@ def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
 def command_option(what: str, *, required: bool = False) -> Callable[[F], F]:
     """Add the option ``--command``: the id of a command in the session."""
     return click.option("--command", "command_id", metavar="ID", required=required, help=what)
+
+
+def environment_variables(
+    _ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    """Parse the ``KEY=VALUE`` of ``--env``."""
+    for one in given:
+        if "=" not in one[1:]:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--env")
+    return dict(one.split("=", 1) for one in given)
 
 
 def state_words(body: Mapping[str, Any]) -> str:

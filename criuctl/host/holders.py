@@ -304,7 +304,12 @@ def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
     from ..session.client.session import Session
 
     # it may just be ending by itself
-    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:
+    with (
+        suppress(SessionGone),
+        Session.connect(
+            name, config=config, kind="service", operator="criuctl-end", role="admin"
+        ) as session,
+    ):
         session.request("shutdown")
 
     try:

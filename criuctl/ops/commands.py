@@ -134,7 +134,7 @@ def run_new(
     plain: bool = False,
 ) -> dict[str, Any]:
     """Run a command next to the session's terminal; as `run_in_shell`, with two streams."""
-    with connect(config, name, kind="agent", role="write") as session:
+    with connect(config, name, role="write") as session:
         _check_version(session, name)
         record = commands.start(session, list(words), _STARTS, new)
         if detach:
@@ -337,7 +337,7 @@ def _follow(
 
 def kill(config: Config, name: str, command_id: str, grace: float) -> dict[str, Any]:
     """End a command: interrupt it, kill it after `grace` seconds; return it when it has ended."""
-    with connect(config, name, kind="agent", role="write") as session:
+    with connect(config, name, role="write") as session:
         _check_version(session, name)
         commands.record_of(session, command_id)
         session.request("command-kill", command=command_id, grace=grace)

@@ -28,8 +28,19 @@ _PLAIN = frozenset(
         *("detach_key", "gc_grace", "hook_failure", "retention"),
     }
 )
-_OPERATOR = f"{_PREFIX}OPERATOR"  # the name of an attaching operator
+# Kind and name of an operator; what runs in a session is not the person that has started it.
+_OPERATOR, _KIND = f"{_PREFIX}OPERATOR", f"{_PREFIX}KIND"
 _AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
+_TERMINAL = "xterm-256color"  # what `session.screen` understands
+_NO_TERMINAL = frozenset(("", "dumb", "unknown"))  # as cron, units and editors have it
+
+
+def for_terminal(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a session that is started without a terminal to show it on: with a
+    TERM, if there is none that a program could use.
+    """
+    unusable = variables.get("TERM", "") in _NO_TERMINAL
+    return {**variables, "TERM": _TERMINAL} if unusable else dict(variables)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -43,6 +54,7 @@ def _may_have(name: str, value: str) -> bool:
     field = name.removeprefix(_PREFIX).lower()
     default = getattr(_DEFAULTS, field, None)
     plain = field in _PLAIN or isinstance(default, int | float) or name == _OPERATOR
+    plain = plain or (name == _KIND and value != "human")
     return plain and not has_credentials(value) and not name.startswith(_OWN)
 
 

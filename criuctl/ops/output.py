@@ -23,11 +23,11 @@ from ..errors import (
 )
 from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
+from ..session.client.matching import Search, compiled, wait_for
 from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
 from .sessions import connect, why_not
 
-_MATCH_WINDOW = 64 << 10  # characters of the newest output in which a match may begin
 REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
 _LOOK = 0.05  # seconds between two looks at the foreground
 _LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has ended
@@ -240,47 +240,25 @@ def wait_match(
     config: Config, name: str, pattern: str, since: int | None, timeout: float | None
 ) -> dict[str, Any]:
     """Wait until `pattern` is in the session's output from `since` (the last input) on, without
-    control sequences.
+    control sequences, and without the echo of what was typed.
     """
     try:
-        wanted = re.compile(pattern, re.MULTILINE)
+        wanted = compiled(pattern)
     except re.error as error:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
-    deadline = None if timeout is None else time.monotonic() + timeout
     try:
         connected = connect(config, name, role="observe")
     except SessionGone as gone:
         status, base, data = _ended(config, name, gone)
         begin = max(0, (status.get("input_offset", base) if since is None else since) - base)
-        if match := wanted.search(_searched(strip(data[begin:])[0])):
+        if match := Search(wanted).add(base + begin, data[begin:], status.get("echoes", ())):
             return _matched(name, match, base + len(data))
         raise SessionGone(f"session {name!r} ended before {pattern!r} came") from gone
     with connected as session:
         # The answer to the last input may be there already; older output is not searched.
-        position: int = session.hello["status"]["input_offset"] if since is None else since
-        text, carry = "", b""
-        while True:
-            piece = session.read(position)
-            plain, carry = strip(carry + piece.data)
-            text = (text + _searched(plain))[-_MATCH_WINDOW - len(plain) :]
-            position = piece.end
-            if match := wanted.search(text):
-                return _matched(name, match, position)
-            try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                session.wait_output(position, left)
-            except TimedOut as error:
-                raise TimedOut(f"{pattern!r} did not come in {timeout:g} s") from error
-            except WrongState as error:
-                if session.status()["offset"] <= position:
-                    raise SessionGone(f"session {name!r} ended before {pattern!r} came") from error
-
-
-def _searched(plain: bytes) -> str:
-    """Return output for the search: a line may begin after a carriage return, of a progress bar or
-    a line editor.
-    """
-    return plain.decode(errors="replace").replace("\r", "\n")
+        return _matched(
+            name, *wait_for(session, wanted, "input" if since is None else since, timeout)
+        )
 
 
 def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from ..config import Config
 from ..host.journal import events
+from .authority import check_holder
 from .sessions import connect
 
 
@@ -57,12 +58,15 @@ def halt(config: Config, name: str) -> Steered:
 
 
 @events.recorded("resume", _steered, about=events.of_session)
-def resume(config: Config, name: str) -> Steered:
-    """Undo `pause` and `halt`."""
-    with connect(config, name) as session:
+def resume(config: Config, name: str, *, agents_stay_out: bool = False) -> Steered:
+    """Undo `pause` and `halt`; with `agents_stay_out`, agents and services only observe then."""
+    with connect(config, name, role="admin" if agents_stay_out else "write") as session:
+        if agents_stay_out:
+            check_holder(session, name)
         was = session.hello["status"]["state"]
-        session.resume()
-    return Steered(name, "running", changed=was != "running")
+        session.resume(agents_stay_out=agents_stay_out)
+    facts = {"agents_stay_out": True} if agents_stay_out else {}
+    return Steered(name, "running", facts, changed=was != "running" or agents_stay_out)
 
 
 def _of(answer: Mapping[str, Any], *keys: str) -> dict[str, Any]:

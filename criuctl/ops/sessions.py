@@ -28,7 +28,7 @@ from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
-from .environment import credentials, inherited
+from .environment import credentials, for_terminal, inherited
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -83,6 +83,8 @@ def run(
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
+    more_env: Mapping[str, str] | None = None,
+    detached: bool = True,
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
@@ -91,6 +93,10 @@ def run(
     (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
     a kernel that lacks them.
 
+    The session inherits from `env`, by default this process's environment, and gets `more_env` as
+    it is. A `detached` session is shown on no terminal of the caller's, whose TERM may say so
+    (`dumb`): then it gets another one.
+
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
     """
@@ -98,6 +104,7 @@ def run(
 
     folder = _starting_folder(config, argv, workspace)
     variables = inherited(os.environ if env is None else env)
+    variables = (for_terminal(variables) if detached else variables) | dict(more_env or {})
     carried = credentials(variables, config)
     with ExitStack() as reserved:
         chosen = (
@@ -389,14 +396,17 @@ def connect(
     config: Config,
     name: str,
     *,
-    kind: str = "human",
+    kind: str | None = None,
     role: str = "write",
     operator: str = "",
     resume: tuple[str, str] | None = None,
 ) -> Session:
     """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
     runs without one.
+
+    `kind` is what this client is; None: what this command line is (`session.client.caller`).
     """
+    from ..session.client import caller
     from ..session.client.session import Session
 
     try:
@@ -405,7 +415,12 @@ def connect(
         raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
     try:
         return Session.connect(
-            name, config=config, kind=kind, role=role, operator=operator, resume=resume
+            name,
+            kind=kind or caller.kind(),
+            config=config,
+            role=role,
+            operator=operator,
+            resume=resume,
         )
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)

@@ -4,49 +4,60 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config import Config
 from ..errors import LeaseHeld, UsageError
-from ..session.client import keys
+from ..session.client import caller, keys
 from .sessions import connect
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
+T = TypeVar("T")
+
 # seconds to wait for a pause of the typing client; between two looks
 _PATIENCE, _LOOK = 3.0, 0.1
+_TAKEN = 30.0  # seconds that a person keeps a lease that a command has taken
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
     """Return a connection that holds the lease and may type; wait a little for a client that is
     typing, or not with `take`.
+
+    A lease that a person takes outlasts the command for a while: else the next input of the client
+    that had it would take it back at once.
     """
-    session = connect(config, name, kind="agent", role="admin" if take else "write")
-    deadline = time.monotonic() + _PATIENCE
+    kind = caller.kind()
+    role = "admin" if take and kind != "agent" else "write"  # no agent takes it from a human
+    session = connect(config, name, kind=kind, role=role)
     try:
-        while not _may_type(session, take=take, last=time.monotonic() >= deadline):
-            time.sleep(_LOOK)
+        if take:
+            session.lease_take(hold=_TAKEN if kind == "human" else None)
+        else:
+            patiently(lambda: session.lease_request(soft=True))
     except BaseException:
         session.close()
         raise
     return session
 
 
-def _may_type(session: Session, *, take: bool, last: bool) -> bool:
-    try:
-        if take:
-            session.lease_take()
-        else:
-            session.lease_request(soft=True)
-    except LeaseHeld:
-        if take or last:
-            raise
-        return False
-    return True
+def patiently(ask: Callable[[], T]) -> T:
+    """Return the answer of `ask`; wait a little for a pause of the client that holds the lease, if
+    that one gives it up by pausing.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        last = time.monotonic() >= deadline
+        try:
+            return ask()
+        except LeaseHeld as held:
+            if last or held.details.get("soft") is False:
+                raise
+        time.sleep(_LOOK)
 
 
 def type_into(

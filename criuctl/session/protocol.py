@@ -21,7 +21,7 @@ VERSION = 1  # the newest that this program speaks
 OLDEST = 1  # two versions back stay readable
 FEATURES = (
     *("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle"),
-    *("steps", "foreground", "commands"),
+    *("steps", "foreground", "commands", "hold", "echoes"),
 )
 
 MAX_PREFACE = 128
@@ -36,6 +36,9 @@ KINDS = ("human", "agent", "service")
 ROLES = ("observe", "write", "admin")  # each includes those before it
 STATES = ("running", "paused", "checkpointed", "exited", "lost")
 DEFAULT_TTL, MAX_TTL = 30.0, 3600.0
+MAX_HOLD = 86400.0  # seconds that a lease may be kept for an operator that is not connected
+ANY = "*"  # as a name: every operator of a kind
+OWN = "criuctl-"  # begins the names of criuctl's own services
 DEFAULT_GRACE = 5.0
 MAX_GRACE = 3600
 ANSWER_TIMEOUT = 30.0  # seconds that a client waits for an answer

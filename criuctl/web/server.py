@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import Conflict, UsageError
 from ..report import Reporter
+from ..session.client import caller
 from .access import Access, harden, is_loopback
 from .actions import Actions
 from .bridge import SOCKETS, terminal
@@ -90,6 +92,8 @@ async def _serve(
     names: Sequence[str],
     opened: Callable[[Opened], None],
 ) -> None:
+    # What the page does, here and by commands, a person does; a unit that serves it is none.
+    os.environ.setdefault(caller.KIND, "human")
     desk = Desk(config, read_only, reporter)
     access = Access([address.host, *names])
     live, actions = Live(desk), Actions(desk, program)

@@ -53,9 +53,11 @@ def test_a_session_answers_only_its_user_and_root(operators: Operators, home: Ho
     assert path.stat().st_mode & 0o777 == 0o600
     opened_up(home.run)
     config = Config(run_dir=str(home.run), state_dir=str(home.path / "state"))
-    assert "Forbidden" in as_neighbour(lambda: Session.connect("work", config=config))
+    assert "Forbidden" in as_neighbour(lambda: Session.connect("work", config=config, kind="human"))
     path.chmod(0o666)
-    assert "SessionGone" in as_neighbour(lambda: Session.connect("work", config=config))
+    assert "SessionGone" in as_neighbour(
+        lambda: Session.connect("work", config=config, kind="human")
+    )
 
     def raw() -> bytes:
         sock = socket.socket(socket.AF_UNIX)

@@ -326,13 +326,13 @@ class Sessions(Host):
 
     def client(self, name: str) -> Client:
         """A client of the protocol; not at the same time as one who types."""
-        return Client(Session.connect(name, config=self.config, operator="bench"))
+        return Client(Session.connect(name, config=self.config, kind="human", operator="bench"))
 
     def close(self) -> None:
         for name in self._names:
             with (
                 contextlib.suppress(CriuctlError),
-                Session.connect(name, config=self.config, role="admin") as session,
+                Session.connect(name, config=self.config, kind="human", role="admin") as session,
             ):
                 session.kill(grace=0.0)
                 session.request("shutdown", force=True)

@@ -77,7 +77,7 @@ def _took(own: Sessions, name: str, way: str, folder: Path) -> tuple[float, floa
     outside = ["env", "-u", "CRIUCTL_SESSION_DIR", f"CRIUCTL_STEPS_FILE={kept}"]
     argv = [sys.executable, "-u", str(program), str(_STEPS), way, str(place)]
     own.start(name, [*outside, *argv] if way == FILE else argv)
-    with Session.connect(name, config=own.config, operator="bench") as session:
+    with Session.connect(name, config=own.config, kind="human", operator="bench") as session:
         session.wait_match(r"took .* ms", since="start", timeout=600)
         data = session.read("start", None).data.decode()
     words = data[data.index("took") :].split()

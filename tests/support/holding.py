@@ -50,7 +50,13 @@ class Holders:
         client = Session.connect(
             name,
             config=self.config,
-            **{"role": "admin", "operator": "tester", "timeout": TIMEOUT, **options},
+            **{
+                "kind": "human",
+                "role": "admin",
+                "operator": "tester",
+                "timeout": TIMEOUT,
+                **options,
+            },
         )
         self.clients.append(client)
         return client
@@ -75,7 +81,9 @@ class Holders:
             client.close()
         for started in self.started:
             with contextlib.suppress(CriuctlError):
-                client = Session.connect(started.name, config=self.config, role="admin")
+                client = Session.connect(
+                    started.name, config=self.config, kind="human", role="admin"
+                )
                 client.kill(grace=0)
                 client.request("shutdown", force=True)
                 client.close()

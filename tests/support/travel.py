@@ -179,7 +179,9 @@ class Travel:
         """End what restores have brought."""
         for name in self.names:
             with contextlib.suppress(Exception):
-                client = Session.connect(name, config=self.holders.config, role="admin")
+                client = Session.connect(
+                    name, config=self.holders.config, kind="human", role="admin"
+                )
                 client.kill(grace=0)
                 client.request("shutdown", force=True)
                 client.close()

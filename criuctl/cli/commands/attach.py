@@ -123,7 +123,7 @@ def attach(
         from ...session.client.local_terminal import Terminal
 
         size = Terminal().size
-        run(app.config, command, name=name, size=size[:2] if size is not None else (24, 80))
+        run(app.config, command, name=name, size=size[:2] if size else (24, 80), detached=False)
         return attach_to(app, name, connect, read_only=read_only, take=take, start=0)
     return attach_to(app, name, connect, read_only=read_only, take=take)
 

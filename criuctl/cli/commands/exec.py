@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ import click
 from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import Seconds, page
-from ..sessions import command_argument, name_argument, take_option, timeout_option
+from ..sessions import (
+    command_argument,
+    environment_variables,
+    name_argument,
+    take_option,
+    timeout_option,
+)
 from ..streams import tell, write_bytes
 
 INTERRUPTED = 130  # as a shell reports SIGINT
@@ -85,6 +92,7 @@ def exit_status(body: dict[str, Any]) -> int:
     "variables",
     metavar="KEY=VALUE",
     multiple=True,
+    callback=environment_variables,
     help=(
         "With --new: a variable of its environment; may be given several times.  [default: as the "
         "program in the foreground was started]"
@@ -128,7 +136,7 @@ def exec_(
     silence: float | None,
     on_timeout: str,
     cwd: str | None,
-    variables: tuple[str, ...],
+    variables: Mapping[str, str],
     user: str | None,
     stdin: str | None,
     plain: bool,
@@ -175,7 +183,7 @@ def exec_(
     show = None if app.json else write_stream
     limits = commands.Limits(timeout, silence, on_timeout)
     if new:
-        new_process = New(cwd, _variables(variables), user, None if stdin is None else _read(stdin))
+        new_process = New(cwd, variables, user, None if stdin is None else _read(stdin))
         body = commands.run_new(
             app.config, name, command, show, new_process, limits, detach=detach, plain=plain
         )
@@ -201,13 +209,6 @@ def write_stream(stream: str, data: bytes) -> None:
         sys.stderr.buffer.flush()
     else:
         write_bytes(data)
-
-
-def _variables(given: tuple[str, ...]) -> dict[str, str]:
-    for one in given:
-        if "=" not in one[1:]:
-            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--env")
-    return dict(one.split("=", 1) for one in given)
 
 
 def _read(path: str) -> bytes:

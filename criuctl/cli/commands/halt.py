@@ -12,19 +12,22 @@ from ..text import plural, printable
     examples=[
         (
             "Stop an agent that does the wrong thing:",
-            "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent",
+            "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent --agent-stays-out",
         )
     ],
     exits=[3, 9, 10],
-    see_also=["pause", "resume", "kill", "log"],
+    see_also=["pause", "resume", "role", "kill", "log"],
 )
 @name_argument
 @pass_app
 def halt(app: App, name: str) -> int:
     """Stop a session at once, without the help of its programs: every process is frozen, input that
     agents and services have queued is dropped, and the write lease is taken from them without
-    asking. Input that a person typed stays. criuctl resume lets the session continue; before that,
-    attach to see what it was about to do.
+    asking. Input that a person typed stays. Until criuctl resume only humans write; attach to see
+    what it was about to do. An agent cannot resume it.
+
+    Every client says whether it is a human, an agent or a service. A command is a human's when it
+    is run from a terminal, a service's otherwise, or what CRIUCTL_KIND says.
     """
     from ...ops.pause import halt as stop
 

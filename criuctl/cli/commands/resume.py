@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
@@ -9,19 +11,35 @@ from ..text import printable
 
 
 @page(
-    examples=[("Go on:", "criuctl resume build")],
+    examples=[
+        ("Go on:", "criuctl resume build"),
+        (
+            "Go on after a halt, but without the agents; then let one write again:",
+            "criuctl resume work --agent-stays-out\ncriuctl role work builder write",
+        ),
+    ],
     exits=[3, 9, 10],
-    see_also=["pause", "halt"],
+    see_also=["pause", "halt", "role"],
 )
 @name_argument
+@click.option(
+    "--agent-stays-out",
+    is_flag=True,
+    help="Agents and services only observe from now on.  [default: they write as before]",
+)
 @pass_app
-def resume(app: App, name: str) -> int:
+def resume(app: App, name: str, agent_stays_out: bool) -> int:
     """Let a session that was paused or halted continue. Processes that were stopped before that
-    stay stopped.
+    stay stopped. An agent cannot resume a session that was halted.
+
+    With --agent-stays-out, no agent and no script types, signals or pauses until criuctl role gives
+    it the role write again; '*' means all of them. This lasts over a dump and restore.
     """
     from ...ops.pause import resume as go_on
 
     app.emit(
-        go_on(app.config, name).to_dict(), lambda: f"{printable(name)}: goes on", brief=lambda: ""
+        go_on(app.config, name, agents_stay_out=agent_stays_out).to_dict(),
+        lambda: f"{printable(name)}: goes on{', without agents' if agent_stays_out else ''}",
+        brief=lambda: "",
     )
     return 0

@@ -9,7 +9,7 @@ import click
 
 from ..app import App, pass_app
 from ..pages import page
-from ..sessions import command_argument
+from ..sessions import command_argument, environment_variables
 from ..streams import tell
 from ..text import printable
 from .dump import parse_labels
@@ -88,6 +88,15 @@ def _size(
     help="Keep this label with the session; may be given several times.",
 )
 @click.option(
+    "--env",
+    "variables",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=environment_variables,
+    help="A variable of its environment besides; may be given several times.  [default: this "
+    "command's environment, see below]",
+)
+@click.option(
     "--workspace",
     metavar="DIR",
     type=click.Path(file_okay=False),
@@ -111,6 +120,7 @@ def run(
     mptcp: bool,
     no_shell_hooks: bool,
     labels: Mapping[str, str],
+    variables: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
     command: tuple[str, ...],
@@ -128,7 +138,8 @@ def run(
     The session inherits the environment, which is then part of its checkpoints, but of the
     variables CRIUCTL_* only plain settings (folders, store, numbers): no passphrase, key, command
     or rule. AWS_* is inherited, as its program may use S3 itself; where criuctl's own store is on
-    S3, a warning names the secret ones.
+    S3, a warning names the secret ones. --env sets a variable whatever it is. With --detach, a TERM
+    that is missing or dumb, as in a job of cron, becomes xterm-256color.
     """
     from ...errors import UsageError
     from ...ops.sessions import connect
@@ -149,6 +160,8 @@ def run(
         hooks=not no_shell_hooks,
         labels=labels,
         workspace=workspace,
+        more_env=variables,
+        detached=detach,
     )
     if not app.json and not app.quiet:
         for warning in session.warnings:

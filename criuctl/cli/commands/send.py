@@ -72,14 +72,16 @@ def send(
     take: bool,
     timeout: float,
 ) -> int:
-    """Type into a session, as an agent: the options' texts and keys in the order in which they are
-    given. Return when the session's terminal has taken all of it, and print the offset in the
+    """Type into a session: the options' texts and keys in the order in which they are given.
+    Return when the session's terminal has taken all of it, and print the offset in the
     output at which the first byte was typed: the program's answer is at or after it (see criuctl
     capture --since and criuctl wait --since). Input that the terminal has not taken after
     --timeout, because the program does not read, is dropped.
 
     Needs the write lease for the moment: it is taken if it is free. While another client writes,
-    for example an attached person, this exits with 9, unless --take takes it away.
+    for example an attached person, this exits with 9, unless --take takes it away. A person's
+    --take keeps the lease for 30 seconds after this command, so that an agent does not take it back
+    at once; criuctl lease take --hold keeps it for longer.
     """
     from ...ops.typing import type_into
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ...report import utc_text
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_words, name_argument, state_words
@@ -45,9 +46,13 @@ def _text(body: Mapping[str, Any]) -> str:
         rows.append(("foreground", _foreground(foreground)))
     lease = body.get("lease")
     if lease:
-        rows.append(
-            ("writes", f"{printable(lease['name'])} ({lease['kind']}, {lease['operator']})")
-        )
+        held = f", until {utc_text(lease['expires'])}" if lease.get("held") else ""
+        words = f"{printable(lease['name'])} ({lease['kind']}, {lease['operator']}){held}"
+        rows.append(("writes", words))
+    rows += [
+        ("limited", f"{limit['kind']} {printable(limit['name'])}: {limit['role']}")
+        for limit in body.get("roles") or ()
+    ]
     for operator in body["operators"]:
         words = (
             f"{printable(operator['name'])} ({operator['kind']}, {operator['operator']}): "

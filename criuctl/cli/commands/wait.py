@@ -56,8 +56,8 @@ def _text(body: dict[str, Any]) -> str:
     "--match",
     metavar="REGEX",
     help=(
-        "Until this is in its output, escape sequences left out; prints what matched.  [default: "
-        "none]"
+        "Until this is in its output, without escape sequences and the echo of what was typed; "
+        "prints what matched.  [default: none]"
     ),
 )
 @click.option(
@@ -97,6 +97,11 @@ def wait(
 ) -> int:
     """Wait until a session has ended, is silent, has printed a text, is at a shell's prompt, waits
     for input, or has done a command.
+
+    --match searches what programs print. The echo of what was typed, which the terminal or a line
+    editor prints, is one character U+FFFC there, and a carriage return is a line end; ^ and $ are
+    at each line. Of a line that was typed ahead of a line editor that is no shell started by
+    criuctl run, only the first copy counts as an echo.
 
     --prompt is met only by a shell that criuctl run has started (bash, zsh, fish, sh, dash) and
     that waits for a command: not by a program's question, and not by a shell in a shell. --reading

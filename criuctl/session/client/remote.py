@@ -20,6 +20,7 @@ from ...proc.child import Child
 from ...proc.ownership import check_own
 from ...transport import ssh
 from .. import names
+from . import caller
 from .session import Session
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Remote:
                 env=ssh.environment(),
             )
         try:
-            return Session(ours, role=role, resume=resume)
+            return Session(ours, kind=caller.kind(), role=role, resume=resume)
         except SessionGone as error:
             said = self._ssh.stderr_tail().strip().splitlines()
             why = said[-1] if said else error.message

@@ -18,7 +18,6 @@ which the holder sent them.  What comes while a blocking call waits for its answ
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import time
@@ -32,11 +31,12 @@ from ...errors import (
     Forbidden,
     SessionGone,
     TimedOut,
-    WrongState,
 )
 from ...proc.ownership import check_own
 from .. import names, protocol
 from ..protocol import ANSWER_TIMEOUT
+from . import caller
+from .matching import compiled, wait_for
 from .wire import Answer, Event, Message, Output, Wire
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ __all__ = ["ANSWER_TIMEOUT", "Answer", "Event", "Message", "Output", "Session"]
 
 _SEND = 64 << 10
 _GIVE_UP = 5.0  # seconds for an answer that is not needed
-_MATCH_WINDOW = 64 << 10  # a match may begin so many bytes before the newest one
 
 
 class Session(Wire):
@@ -56,7 +55,7 @@ class Session(Wire):
         self,
         sock: socket.socket,
         *,
-        kind: str = "human",
+        kind: str,
         operator: str = "",
         role: str = "write",
         resume: tuple[str, str] | None = None,
@@ -71,7 +70,7 @@ class Session(Wire):
             super().__init__(sock, f"criuctl/{__version__}")
             hello: dict[str, Any] = {
                 "kind": kind,
-                "name": operator or _user(),
+                "name": operator or caller.name(),
                 "role": role,
                 "program": f"criuctl/{__version__}",
             }
@@ -90,14 +89,18 @@ class Session(Wire):
         cls,
         name: str,
         *,
+        kind: str,
         config: Config | None = None,
-        kind: str = "human",
         operator: str = "",
         role: str = "write",
         resume: tuple[str, str] | None = None,
         timeout: float = 10.0,
     ) -> Self:
-        """Connect to the session `name` of this host; `SessionGone` when no holder answers."""
+        """Connect to the session `name` of this host; `SessionGone` when no holder answers.
+
+        `kind` is what this client is: ``human``, ``agent`` or ``service``.  `halt` stops all but
+        humans.
+        """
         if config is None:
             from ...config import load
 
@@ -185,9 +188,14 @@ class Session(Wire):
         """Freeze every process."""
         return self.request("pause")
 
-    def resume(self) -> None:
-        """Undo `pause` and `halt`."""
-        self.request("resume")
+    def resume(self, *, agents_stay_out: bool = False) -> None:
+        """Undo `pause` and `halt`.
+
+        With `agents_stay_out`, which needs the role admin, agents and services only observe from
+        now on, until `set_role` gives them more.
+        """
+        arguments: dict[str, Any] = {"agents_stay_out": True} if agents_stay_out else {}
+        self.request("resume", **arguments)
 
     def halt(self) -> dict[str, Any]:
         """Freeze now, drop queued input that is not a human's, take the lease from an agent."""
@@ -308,31 +316,11 @@ class Session(Wire):
         """Wait until `pattern` is found in the output, and return the match.
 
         `TimedOut`; `SessionGone` if the session ends first.  `since` is an offset, "start", "now",
-        or "input": the end of the output when any operator typed last.  The raw output is searched,
-        escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
+        or "input": the end of the output when any operator typed last.  As by ``criuctl wait
+        --match``, the output is searched without control sequences and without the echo of what was
+        typed, undecodable bytes replaced; ``^`` and ``$`` of a text are at each line.
         """
-        wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
-        deadline = None if timeout is None else time.monotonic() + timeout
-        text = bytearray()
-        if since in ("now", "input"):
-            since = int(self.status()["offset" if since == "now" else "input_offset"])
-        while True:
-            piece = self.read(since)
-            text += piece.data
-            since = piece.end
-            if match := wanted.search(text.decode(errors="replace")):
-                return match
-            del text[:-_MATCH_WINDOW]
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimedOut(f"{wanted.pattern!r} did not come in {timeout:g} s")
-            try:
-                self.wait_output(since, left)
-            except WrongState as error:
-                if int(self.status()["offset"]) <= since:
-                    raise SessionGone(
-                        f"the session ended before {wanted.pattern!r} came"
-                    ) from error
+        return wait_for(self, compiled(pattern), since, timeout).match
 
     # -- authority --------------------------------------------------------------------------------
 
@@ -342,21 +330,31 @@ class Session(Wire):
         *,
         queue: bool = False,
         soft: bool = False,
+        hold: float | None = None,
         timeout: float | None = ANSWER_TIMEOUT,
     ) -> dict[str, Any]:
         """Ask for the write lease; `LeaseHeld` if another operator has it.
 
         With `queue`, wait for it.  A `soft` lease is lost to the next operator that types once this
-        one has not typed for a second, like the lease that comes by typing.
+        one has not typed for a second, like the lease that comes by typing.  With `hold`, it is
+        kept for so many seconds, for every client of the same user, kind and name, whether or not
+        one is connected.
         """
+        arguments: dict[str, Any] = {} if hold is None else {"hold": hold}
         lease: dict[str, Any] = self.request(
-            "lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout
+            "lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout, **arguments
         )["lease"]
         return lease
 
-    def lease_take(self, ttl: float = protocol.DEFAULT_TTL) -> dict[str, Any]:
-        """Take the lease from its owner; ``from`` of the answer is that operator, or None."""
-        return self.request("lease-take", ttl=ttl)
+    def lease_take(
+        self, ttl: float = protocol.DEFAULT_TTL, *, hold: float | None = None
+    ) -> dict[str, Any]:
+        """Take the lease from its owner; ``from`` of the answer is that operator, or None.
+
+        `hold` is as in `lease_request`; a lease that is held for longer already stays so.
+        """
+        arguments: dict[str, Any] = {} if hold is None else {"hold": hold}
+        return self.request("lease-take", ttl=ttl, **arguments)
 
     def lease_grant(self, to: str) -> dict[str, Any]:
         """Hand the lease to operator `to`."""
@@ -374,7 +372,10 @@ class Session(Wire):
         return lease
 
     def set_role(self, kind: str, operator: str, role: str | None) -> None:
-        """Limit an operator to a role; None removes the limit."""
+        """Limit an operator to a role; None removes the limit.
+
+        The operator ``*`` stands for all of that kind.
+        """
         self.request("set-role", kind=kind, name=operator, role=role)
 
     def audit(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
@@ -436,11 +437,3 @@ class Session(Wire):
         if crossed is not None:
             self._inbox.remove(crossed)
         return crossed
-
-
-def _user() -> str:
-    """Return the name of the user at this end."""
-    for variable in ("CRIUCTL_OPERATOR", "SUDO_USER", "LOGNAME", "USER"):
-        if os.environ.get(variable):
-            return os.environ[variable][:64]
-    return f"uid-{os.getuid()}"

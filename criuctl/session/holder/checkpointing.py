@@ -28,6 +28,7 @@ from ...proc.tree import ProcessIdentity
 from .adoption import Adoption
 from .audit_log import AuditWriter
 from .connection import Connection
+from .echoes import behind_echo
 from .event_loop import Loop, Timer
 from .events import Events
 from .master import Master
@@ -42,7 +43,7 @@ _UNCERTAIN_SECONDS = 10.0
 _LOOK = 0.1  # seconds between two looks at whether the tree is still in CRIU's hands
 _MADE = "a checkpoint of this session is being made"
 _FOR_RESTORE = (
-    *("offset", "base", "input_offset", "rows", "cols", "modes", "operators", "lease", "state"),
+    *("offset", "base", "rows", "cols", "modes", "operators", "lease", "state"),
     "command",
 )
 
@@ -239,6 +240,8 @@ class Checkpointing:
         ceilings = self._authority.ceilings.items()
         return {
             **{key: status[key] for key in _FOR_RESTORE},
+            # The next holder does not know of these echoes.
+            "input_offset": behind_echo(status["input_offset"], status["echoes"]),
             "xpixel": master.xpixel,
             "ypixel": master.ypixel,
             "roles": [[kind, name, role] for (kind, name), role in ceilings],

@@ -91,8 +91,7 @@ class Clients:
             self._loop.unwatch(self.listener.fileno())
             self._loop.after(_ACCEPT_PAUSE, partial(self.take_listener, self.listener))
             return
-        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, uid, _gid = struct.unpack("iII", peer)
+        pid, uid = _peer(sock)
         if uid not in (0, os.getuid()) or len(self.connections) >= _MAX_CONNECTIONS:
             sock.close()
             return
@@ -105,6 +104,7 @@ class Clients:
     def add(self, sock: socket.socket, pid: int) -> Connection:
         """Serve a client, a new one or one from before a re-exec."""
         connection = Connection(sock, self._log, pid, self._on_closed, self._want)
+        connection.uid = _peer(sock)[1]
         self.connections[sock.fileno()] = connection
         self._want(connection)
         return connection
@@ -156,6 +156,14 @@ class Clients:
             self._loop.soon(partial(self.on_request, connection))
         os.set_inheritable(state["listener"], False)
         self.take_listener(socket.socket(fileno=state["listener"]))
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Return PID and user of the process at the other end, as they were when it connected."""
+    pid, uid, _gid = struct.unpack(
+        "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
+    return pid, uid
 
 
 def restores(connection: Connection) -> bool:

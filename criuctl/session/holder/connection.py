@@ -49,6 +49,7 @@ class Connection:
     lost: Callable[[Connection, str], None]
     want: Callable[[Connection], None]  # the events to wait for may have changed
     decoder: protocol.Decoder = field(default_factory=protocol.Decoder)
+    uid: int = -1  # of the client's user; -1: unknown
     operator: Operator | None = None
     position: int | None = None  # of the attached output
     answers: bool = False  # a terminal is shown that output, and its answers are typed

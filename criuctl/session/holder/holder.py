@@ -22,6 +22,7 @@ from typing import Any
 from ...proc.syscalls import set_child_subreaper
 from ...proc.tree import ProcessIdentity
 from ..screen.modes import Modes
+from ..screen.shell_marks import Mark
 from . import cgroup
 from .adoption import Adoption
 from .audit_log import AuditWriter
@@ -31,6 +32,7 @@ from .clients import Clients
 from .command_operations import CommandOperations
 from .commanding import Commanding
 from .connection import Connection
+from .echoes import Echoes
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
 from .events import Events
@@ -95,6 +97,7 @@ class Holder:
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
         self.commanding = Commanding(loop, session, self.tree, self.master, self.helpers)
+        self.echoes = Echoes(log, self.master.marks)
         self.waits = Waits(session, log, self.lifetime.collect, self.commanding.commands)
         self.queries = TerminalQueries(
             loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
@@ -156,6 +159,7 @@ class Holder:
             self.checkpointing,
             self._step_counts,
             self.commanding.foreground,
+            self.echoes,
         )
         self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
@@ -238,6 +242,7 @@ class Holder:
         self.clients.on_request = self.requests.process
         self.clients.on_lost = self._on_client_lost
         self.master.on_output = self._on_output
+        self.master.marks.on_mark = self._on_mark
         self.master.on_begun = self._on_input_begun
         self.master.on_written = self._on_input_written
         self.master.on_broken = self.master.close
@@ -383,8 +388,13 @@ class Holder:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.lifetime.end_if_done()
 
+    def _on_mark(self, mark: Mark) -> None:
+        self.echoes.on_mark(mark)
+        self.commanding.in_shell.on_mark(mark)
+
     def _on_output(self) -> None:
         self.queries.came()
+        self.echoes.look(self.log.end)
         self.commanding.in_shell.output()
         self.clients.pump_output()
         self.files.timeline.output(self.log.end)  # after the clients, which wait for it
@@ -393,6 +403,7 @@ class Holder:
     def _on_input_begun(self, chunk: Chunk, hidden: bool) -> None:
         if chunk.kind in (TERMINAL, COMMAND):
             return  # no person typed it; a command has an entry of its own
+        self.echoes.typed(chunk.data, echoes=not hidden, line_mode=self.master.canonical)
         facts: dict[str, Any] = {"offset": chunk.offset, "bytes": len(chunk.data)}
         if hidden:
             facts["hidden"] = True
@@ -427,12 +438,14 @@ class Holder:
             **self.leasing.authority.to_state(),
             **self.clients.to_state(),
             **self.waits.to_state(),
+            **self.echoes.to_state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `to_state` returned, and go on where that holder was."""
         self.session.restore(state, self.log.end)
         self.events.restore(state)
+        self.echoes.restore(state)
         self.prepare()
         self.leasing.restore(state)
         self.tree.restore(state)

@@ -28,9 +28,11 @@ class Leasing:
         self._timer: Timer | None = None
 
     def current(self) -> dict[str, Any] | None:
-        """Return the lease as the protocol shows it; None if its owner is not connected."""
+        """Return the lease as the protocol shows it; None if its owner is not connected, unless it
+        is held.
+        """
         owner = self.authority.operators.get(self.authority.holder)
-        if owner is None or not owner.connected:
+        if owner is None or not (owner.connected or self.authority.held):
             return None
         return self.authority.lease(time.monotonic(), time.time())
 
@@ -50,11 +52,24 @@ class Leasing:
         if self.authority.request(by, ttl, time.monotonic(), soft=soft, polite=polite):
             self.changed(how, by)
 
+    def hold(self, by: Operator, seconds: float) -> None:
+        """Keep the lease, which `by` has just got, for its identity and so many seconds."""
+        self.authority.hold(by, seconds, time.monotonic())
+        self.changed("hold", by, seconds=seconds)
+
+    def limit(self, kind: str, name: str, role: str | None, by: Operator) -> None:
+        """Set the highest role of (kind, name); an operator that may not write loses the lease."""
+        self._audit.record("set-role", by, of={"kind": kind, "name": name}, role=role)
+        for operator in self.authority.set_ceiling(kind, name, role):
+            self._events.emit("operator", **operator.who(), role=operator.role, how="role")
+            if not operator.may("write"):
+                self.withdraw("take", by, operator)
+
     def withdraw(self, how: str, by: Operator, owner: Operator) -> None:
         """Take the lease away from `owner`, if it has it, and give it to the next one in the
         queue.
         """
-        if self.authority.release(owner):
+        if self.authority.holder == owner.id and self.authority.release(owner):
             self.changed(how, by, **{"from": owner.who()})
             self.free()
 
@@ -64,12 +79,13 @@ class Leasing:
         self._audit.record(how, operator)
         self._events.emit("operator", **operator.who(), role=operator.role, how=how)
         authority = self.authority
-        if authority.holder == operator.id:
+        held = authority.held and authority.holder == operator.id  # then it stays the owner
+        if authority.holder == operator.id and not held:
             self._events.emit("lease", lease=None, how="lost", **{"from": operator.who()})
             if how == "left" or authority.queue:
                 authority.release(operator)
                 self.free()
-        if how == "left":
+        if how == "left" and not held:
             authority.operators.pop(operator.id, None)
         gone = [
             other.id

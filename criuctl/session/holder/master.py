@@ -110,6 +110,14 @@ class Master:
             return False
 
     @property
+    def canonical(self) -> bool:
+        """Whether the terminal itself edits lines; a line editor does that itself."""
+        try:
+            return bool(termios.tcgetattr(self.fd)[3] & termios.ICANON)
+        except (OSError, termios.error):
+            return False
+
+    @property
     def line_mode(self) -> bool:
         """Whether the terminal itself edits and echoes lines, and adds what is typed to them."""
         try:

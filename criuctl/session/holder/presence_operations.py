@@ -41,14 +41,15 @@ class PresenceOperations:
         """Make this client an operator, a new one or one that lost its connection."""
         if connection.operator is not None:
             raise Refused("bad-request", "hello was said")
-        kind = one_of(message, "kind", protocol.KINDS)
+        kind = _kind(message)
         role = one_of(message, "role", protocol.ROLES)
         name, authority = text(message, "name", 64), self._leasing.authority
         if message.get("operator") is not None:
             operator, how = self._come_back(message, role), "resumed"
         else:
             since = round(time.time(), 3)
-            operator, how = authority.join(kind, name, role, connection.pid, since), "joined"
+            pid, uid = connection.pid, connection.uid
+            operator, how = authority.join(kind, name, role, pid, since, uid), "joined"
         operator.pid = connection.pid
         connection.operator = operator
         authority.touch(operator, time.monotonic())
@@ -90,3 +91,14 @@ class PresenceOperations:
         since = integer(message, "since", 0, FAR, 0)
         limit = integer(message, "limit", 1, 1000, 1000)
         return {"entries": fitting(self._audit.log.entries(since, limit))}
+
+
+def _kind(message: Message) -> str:
+    """Return the kind that a client claims.  It has to: `halt` does not stop a human."""
+    if "kind" not in message:
+        raise Refused(
+            "bad-request",
+            "a client must say what it is: 'kind' is missing",
+            hint=f"It is one of {', '.join(protocol.KINDS)}.",
+        )
+    return one_of(message, "kind", protocol.KINDS)

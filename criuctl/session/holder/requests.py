@@ -109,7 +109,11 @@ class Requests:
         self._authority.touch(operator, time.monotonic())
         if not operator.may(role):
             text = f"this needs the role {role!r}, {operator.name!r} has {operator.role!r}"
-            raise Refused("forbidden", text)
+            hint = ""
+            if operator.role != operator.wanted:
+                who = f"{operator.kind}:{operator.name}"
+                hint = f"It was limited: `criuctl role SESSION {who} {role}` gives it that role."
+            raise Refused("forbidden", text, hint)
 
 
 def _is_number(value: object) -> TypeGuard[int]:

@@ -73,7 +73,6 @@ class ShellCommands:
         self._watching = False
         self._incomplete = False
         self._payload = b""  # what the hook is sent when it answers
-        master.marks.on_mark = self._on_mark
 
     @property
     def current(self) -> Command | None:
@@ -156,7 +155,8 @@ class ShellCommands:
 
     # -- what the shell reports -------------------------------------------------------------------
 
-    def _on_mark(self, mark: Mark) -> None:
+    def on_mark(self, mark: Mark) -> None:
+        """Handle a mark of the shell."""
         command = self.current
         if mark.kind == KEY:
             self._answer_key(command)

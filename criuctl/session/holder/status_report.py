@@ -19,6 +19,7 @@ from .. import names
 from ..screen.modes import Modes
 from .checkpointing import Checkpointing
 from .clients import Clients
+from .echoes import Echoes
 from .foreground_report import ForegroundReport
 from .lease_timer import Leasing
 from .master import Master
@@ -31,7 +32,7 @@ _LONGEST = 32 << 10  # characters of a command that are reported: a frame must h
 _IN_STATE_FILE = (
     *("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal"),
     *("since", "created", "reason", "command", "labels", "checkpoint", "moved_to", "home"),
-    *("rows", "cols", "input_offset"),
+    *("rows", "cols", "input_offset", "echoes"),
 )
 _OUTSIDE_SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)
 
@@ -52,12 +53,13 @@ class StatusReport:
         checkpointing: Checkpointing,
         step_counts: Callable[[], dict[str, Any]],
         foreground: ForegroundReport,
+        echoes: Echoes,
     ) -> None:
         self._session, self._files, self._modes = session, files, modes
         self._clients, self._leasing, self._master, self._tree = clients, leasing, master, tree
         self._self_fence, self._checkpointing = self_fence, checkpointing
         self._step_counts = step_counts
-        self._foreground = foreground
+        self._foreground, self._echoes = foreground, echoes
 
     def status(self) -> dict[str, Any]:
         """Return the status as the protocol has it."""
@@ -89,12 +91,17 @@ class StatusReport:
             "modes": self._modes.to_dict(),
             "operators": self._operators(),
             "lease": self._leasing.current(),
+            "roles": [
+                {"kind": kind, "name": name, "role": role}
+                for (kind, name), role in self._leasing.authority.ceilings.items()
+            ],
             "paused_by": session.paused_by,
             "halted": session.halted,
             "self_fence": self._self_fence.until is not None,
             "held_input": master.queued if master.held else 0,
             "queued_input": master.queued,
             "input_offset": max(session.input_offset, log.base),
+            "echoes": self._echoes.report(),
             "labels": identity.labels,
             "checkpoint": session.checkpoint_id or None,
             "moved_to": moved["to"] if moved is not None else None,

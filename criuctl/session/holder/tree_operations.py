@@ -17,7 +17,7 @@ from .master import Master
 from .operators import Operator, Refused
 from .processes import Tree
 from .replies import refuse_dropped
-from .request_values import LATER, Message, Operations, integer, number, one_of, text
+from .request_values import LATER, Message, Operations, boolean, integer, number, one_of, text
 from .self_fence import SelfFence
 from .session_state import SessionState
 from .status_report import StatusReport
@@ -103,7 +103,15 @@ class TreeOperations:
 
     def _resume(self, connection: Connection, by: Operator, message: Message) -> None:
         session = self._session
+        stay_out = boolean(message, "agents_stay_out")
+        if stay_out and not by.may("admin"):
+            raise Refused("forbidden", "only an admin may keep the agents out")
+        if session.halted and by.kind == "agent":
+            raise Refused("forbidden", "an agent cannot resume a session that was halted")
         self._needs_tree()
+        if stay_out:
+            for kind in ("agent", "service"):
+                self._leasing.limit(kind, protocol.ANY, "observe", by)
         if self._fencing.holds:
             self._fencing.stop()
         self._tree.thaw()

@@ -119,10 +119,14 @@ class WriteOperations:
         return {"lease": self._leasing.current()}
 
     def _lease_request(self, connection: Connection, by: Operator, message: Message) -> Message:
-        ttl = _ttl(message)
+        ttl, hold = _ttl(message), _hold(message)
+        soft = boolean(message, "soft")
+        if hold and (soft or boolean(message, "queue")):
+            raise Refused("bad-request", "'hold' goes with neither 'soft' nor 'queue'")
         try:
-            soft = boolean(message, "soft")
             self._leasing.claim(by, ttl, "request", soft=soft)
+            if hold:
+                self._leasing.hold(by, hold)
             if soft:
                 self._authority.wrote = time.monotonic()
             self._leasing.watch()
@@ -136,9 +140,13 @@ class WriteOperations:
         return self.lease()
 
     def _lease_take(self, connection: Connection, by: Operator, message: Message) -> Message:
-        other = self._authority.take(by, _ttl(message), time.monotonic())
+        ttl, hold = _ttl(message), _hold(message)
+        kept = self._authority.held_until(by)
+        other = self._authority.take(by, ttl, time.monotonic())
         former: dict[str, Any] = {"from": other.who() if other is not None else None}
         self._leasing.changed("take", by, **former)
+        if hold and time.monotonic() + hold > kept:
+            self._leasing.hold(by, hold)
         return {**self.lease(), **former}
 
     def _lease_grant(self, connection: Connection, by: Operator, message: Message) -> Message:
@@ -148,7 +156,7 @@ class WriteOperations:
 
     def _lease_yield(self, connection: Connection, by: Operator, message: Message) -> Message:
         if message.get("to") is not None:
-            if self._authority.holder != by.id:
+            if not self._authority.owns(by):
                 raise Refused("forbidden", "only the holder of the lease can yield it")
             return self._lease_grant(connection, by, message)
         if self._authority.release(by):
@@ -162,11 +170,12 @@ class WriteOperations:
         kind, name = one_of(message, "kind", protocol.KINDS), text(message, "name", 64)
         given = message.get("role")
         role = None if given is None else one_of(message, "role", protocol.ROLES)
-        self._audit.record("set-role", by, of={"kind": kind, "name": name}, role=role)
-        for operator in self._authority.set_ceiling(kind, name, role):
-            self._events.emit("operator", **operator.who(), role=operator.role, how="role")
-            if not operator.may("write"):
-                self._leasing.withdraw("take", by, operator)
+        self._leasing.limit(kind, name, role, by)
+
+
+def _hold(message: Message) -> float:
+    """Return for how many seconds the lease is to be held; 0: as long as its owner is here."""
+    return number(message, "hold", 1, protocol.MAX_HOLD, 0.0) if "hold" in message else 0.0
 
 
 def _ttl(message: Message) -> float:

@@ -24,6 +24,26 @@ _UNFINISHED = re.compile(
     rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z"
 )
 
+# What a copy of a typed line may hold besides its text; " \r" is how a line editor goes on in the
+# next line of the screen.
+_BETWEEN = re.compile(_OTHERS + _STRING + rb"|[\r\n\t]| \r(?!\n)")
+
+
+def visible(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
+    """Return the pieces of output that are text, each with its place, and how much of the output
+    is complete: behind it a sequence may only have begun.
+    """
+    tail = _UNFINISHED.search(data)
+    complete = len(data) - (len(tail[0]) if tail is not None and len(tail[0]) < _MAX_CARRY else 0)
+    found, at = list[tuple[int, bytes]](), 0
+    for match in _BETWEEN.finditer(data, 0, complete):
+        if match.start() > at:
+            found.append((at, data[at : match.start()]))
+        at = match.end()
+    if at < complete:
+        found.append((at, data[at:complete]))
+    return found, complete
+
 
 def strip(data: bytes) -> tuple[bytes, bytes]:
     """Return output without control sequences, lines ended by a newline alone, and the rest.

@@ -302,7 +302,7 @@ def test_only_the_owner_and_root_may_connect(holders: Holders) -> None:
     if child == 0:
         try:
             os.setresuid(65534, 65534, 65534)
-            Session.connect("s", config=holders.config)
+            Session.connect("s", config=holders.config, kind="human")
             os.write(writer, b"in")
         except SessionGone:
             os.write(writer, b"out")

@@ -299,7 +299,9 @@ def test_an_observer_who_sends_nonsense_has_no_effect(
     """No crash, no hang, no unauthorised effect: the session is as it was, and its holder
     answers.
     """
-    witness = Session.connect("s", config=holders.config, role="observe", operator="witness")
+    witness = Session.connect(
+        "s", config=holders.config, kind="human", role="observe", operator="witness"
+    )
     before = witness.status()
     greeting = {"kind": "agent", "name": "fuzz", "role": "observe"} if hello else None
     # Without a greeting its own hello could ask for any role; that is not what is tested here.
@@ -338,7 +340,7 @@ def test_an_admin_who_sends_nonsense_breaks_nothing(
     answers.
     """
     talk(raw(socket_path, {"kind": "human", "name": "fuzz", "role": "admin"}), frames)
-    with Session.connect("s", config=holders.config, role="admin") as witness:
+    with Session.connect("s", config=holders.config, kind="human", role="admin") as witness:
         witness.resume()
         witness.set_role("human", "fuzz", None)
         assert witness.status()["state"] == "running"

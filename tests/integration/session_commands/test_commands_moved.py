@@ -63,7 +63,7 @@ def test_who_is_attached_follows_to_another_host(
     window.send(b"echo half-ty")
     window.expect(rb"half-ty")
     config = Config(run_dir=str(home.run), state_dir=str(home.path / "state"))
-    with Session.connect("work", config=config, role="admin") as mover:
+    with Session.connect("work", config=config, kind="human", role="admin") as mover:
         with pytest.raises(WrongState):
             mover.request("moved", to="ssh://far.example/work", host="far")
         operators("dump", "work")

@@ -184,7 +184,7 @@ def test_a_new_program_of_the_holder(operators: Operators) -> None:
     running = detached(operators, "echo second; sleep 2; exit 5")
     shell = operators("exec", "work", "--detach", "--", "sleep 2; echo third")["command_id"]
     config = Config(run_dir=str(operators.home.run))
-    with Session.connect("work", config=config, role="admin") as session:
+    with Session.connect("work", config=config, kind="human", role="admin") as session:
         session.reexec()
         assert session.request("commands")["commands"][0]["id"] == ended
     assert operators("output", "work", "--command", ended)["stdout"] == "first\n"

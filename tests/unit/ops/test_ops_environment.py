@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from criuctl.config import Config
-from criuctl.ops.environment import credentials, inherited
+from criuctl.ops.environment import credentials, for_terminal, inherited
 
 
 def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
@@ -18,6 +18,7 @@ def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
         "CRIUCTL_COMPRESSION": "3",
         "CRIUCTL_CONNECTIONS": "keep",
         "CRIUCTL_OPERATOR": "ann",
+        "CRIUCTL_KIND": "agent",
     }
     private = {
         "CRIUCTL_PASSPHRASE": "x",
@@ -32,6 +33,21 @@ def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
         "CRIUCTL_SESSION_ID": "x",
     }
     assert inherited(plain | private) == plain
+    assert inherited({"CRIUCTL_KIND": "human"}) == {}  # what it runs is not the person
+
+
+@pytest.mark.parametrize(
+    ("term", "gets"),
+    [
+        (None, "xterm-256color"),
+        ("", "xterm-256color"),
+        ("dumb", "xterm-256color"),
+        ("tmux", "tmux"),
+    ],
+)
+def test_a_session_that_is_shown_nowhere_has_a_terminal_type(term: str | None, gets: str) -> None:
+    before = {"A": "b"} if term is None else {"A": "b", "TERM": term}
+    assert for_terminal(before) == {"A": "b", "TERM": gets}
 
 
 def test_a_plain_setting_with_a_login_in_it_stays() -> None:

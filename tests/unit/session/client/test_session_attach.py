@@ -229,7 +229,7 @@ def test_a_holder_at_which_many_wait_already_is_there_all_the_same(tmp_path: Pat
                     waiting.setblocking(False)
                     waiting.connect(address)
         with pytest.raises(TimedOut, match="takes no connection"):
-            Session.connect("s", config=Config(run_dir=str(tmp_path)), timeout=0.1)
+            Session.connect("s", config=Config(run_dir=str(tmp_path)), kind="human", timeout=0.1)
 
         def take() -> None:
             holder.accept()[0].close()

@@ -30,12 +30,14 @@ KEYS = {
     "identity", "folders", "state", "collected", "paused_by", "halted", "input_offset", "until",
     "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
-    "operators", "ceilings", "lease", "soft", "listener", "connections", "waits",
-    "shell", "reserved", "new_commands",
+    "operators", "ceilings", "lease", "soft", "lease_held", "echoes", "listener",
+    "connections", "waits", "shell", "reserved", "new_commands",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {
     "input_offset",
+    "lease_held",
+    "echoes",
     "until",
     "moved",
     "expecting",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from criuctl.session.holder.operators import Authority, Operator, Refused
+from criuctl.session.protocol import ANY, RESTORES
 
 
 @pytest.fixture
@@ -13,9 +14,10 @@ def authority() -> Authority:
 
 
 def join(
-    authority: Authority, kind: str = "human", role: str = "write", name: str = ""
+    authority: Authority, kind: str = "human", role: str = "write", name: str = "", uid: int = 0
 ) -> Operator:
-    return authority.join(kind, name or f"{kind}{authority.serial}", role, pid=1, since=0.0)
+    name = name or f"{kind}{authority.serial}"
+    return authority.join(kind, name, role, pid=1, since=0.0, uid=uid)
 
 
 def test_one_writes_and_the_refusal_names_it(authority: Authority) -> None:
@@ -127,3 +129,72 @@ def test_a_ceiling_lowers_roles_now_and_later(authority: Authority) -> None:
     assert join(authority, "human", "write", "bot").role == "write"
     authority.set_ceiling("agent", "bot", None)
     assert agent.role == "admin"
+
+
+def test_a_held_lease_belongs_to_user_kind_and_name(authority: Authority) -> None:
+    one = join(authority, name="ann")
+    authority.request(one, 30, now=0)
+    authority.hold(one, 600, now=0)
+    one.connected = False
+    later = join(authority, name="ann")
+    assert authority.request(later, 30, now=599, soft=True) and authority.holder == later.id
+    authority.touch(later, now=599)  # no message prolongs it
+    for other in (join(authority, name="bob"), join(authority, "agent", name="ann")):
+        with pytest.raises(Refused, match="keeps the lease for 1 s"):
+            authority.request(other, 30, now=599)
+    with pytest.raises(Refused):  # the name and the kind, but another user
+        authority.request(join(authority, name="ann", uid=1000), 30, now=599)
+    assert authority.expired(now=600) is later and not authority.held
+    assert authority.request(join(authority, name="bob"), 30, now=600)
+
+
+def test_two_of_one_identity_do_not_mix_their_words(authority: Authority) -> None:
+    one, two = join(authority, name="ann"), join(authority, name="ann")
+    authority.hold(one, 600, now=0)
+    authority.wrote = 10.0
+    with pytest.raises(Refused):
+        authority.request(two, 30, now=10.5)
+    with pytest.raises(Refused):
+        authority.request(two, 30, now=20, polite=True)  # it only attaches
+    assert authority.request(two, 30, now=11)
+    assert authority.held and authority.expires == 600
+
+
+def test_a_held_lease_ends_as_any_other(authority: Authority) -> None:
+    bot, ann = join(authority, "agent", name="bot"), join(authority, name="ann")
+    authority.hold(bot, 600, now=0)
+    bot.connected = False
+    with pytest.raises(Refused, match="only an admin"):
+        authority.take(join(authority, "agent"), 30, now=1)
+    assert authority.take(ann, 30, now=1) is bot and not authority.held
+    authority.hold(ann, 600, now=1)
+    ann.connected = False
+    with pytest.raises(Refused, match="only an admin"):  # not a human from a human
+        authority.take(join(authority), 30, now=2)
+    again = join(authority, name="ann")
+    assert authority.take(again, 30, now=2) is ann and authority.expires == 601
+    assert authority.release(again) and not authority.held and not authority.holder
+
+
+def test_a_held_lease_survives_a_re_exec(authority: Authority) -> None:
+    one = join(authority, name="ann", uid=7)
+    authority.hold(one, 600, now=0)
+    after = Authority()
+    after.restore(authority.to_state())
+    assert after.held and after.operators[after.holder].identity == (7, "human", "ann")
+
+
+def test_a_ceiling_for_all_of_a_kind_leaves_criuctl_s_own_services_alone(
+    authority: Authority,
+) -> None:
+    bot = join(authority, "agent", "admin", "bot")
+    authority.set_ceiling("agent", "bot", "admin")
+    assert authority.set_ceiling("agent", ANY, "observe") == [bot]  # single ones are replaced
+    authority.set_ceiling("service", ANY, "observe")
+    assert join(authority, "service", "admin", "cron").role == "observe"
+    assert join(authority, "service", "admin", RESTORES).role == "admin"
+    assert join(authority, "human", "admin").role == "admin"
+    assert authority.set_ceiling("agent", "bot", "write") == [bot] and bot.role == "write"
+    assert join(authority, "agent", "write", "other").role == "observe"
+    authority.set_ceiling("agent", ANY, None)
+    assert bot.role == "admin"
