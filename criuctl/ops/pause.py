@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from ..config import Config
 from ..host.journal import events
-from .sessions import connect
+from .sessions import Connect, connect
 
 
 class Steered(Struct, frozen=True):
@@ -34,7 +34,7 @@ def _steered(done: Steered) -> list[events.Facts]:
 
 
 @events.recorded("pause", _steered, about=events.of_session)
-def pause(config: Config, name: str) -> Steered:
+def pause(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     """Freeze every process."""
     with connect(config, name) as session:
         was = session.hello["status"]["state"]
@@ -43,7 +43,7 @@ def pause(config: Config, name: str) -> Steered:
 
 
 @events.recorded("halt", _steered, about=events.of_session)
-def halt(config: Config, name: str) -> Steered:
+def halt(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     """Freeze every process, drop input that no person typed, and let only persons write."""
     with connect(config, name) as session:
         was = session.hello["status"]["halted"]
@@ -57,7 +57,7 @@ def halt(config: Config, name: str) -> Steered:
 
 
 @events.recorded("resume", _steered, about=events.of_session)
-def resume(config: Config, name: str) -> Steered:
+def resume(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     """Undo `pause` and `halt`."""
     with connect(config, name) as session:
         was = session.hello["status"]["state"]

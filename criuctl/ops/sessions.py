@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,12 +82,14 @@ def run(
     hooks: bool = True,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
+    cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, and is carried along when the session moves to
-    another host. With `hooks`, an interactive shell reports its prompts and takes commands
+    The folder `workspace` is where it starts, unless `cwd` is given, and is carried along when the
+    session moves to another host. `env` is its environment, by default this process's. With
+    `hooks`, an interactive shell reports its prompts and takes commands
     (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
     a kernel that lacks them.
 
@@ -96,7 +98,7 @@ def run(
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
-    folder = _starting_folder(config, argv, workspace)
+    folder, travelling = _folders(config, argv, cwd, workspace)
     variables = inherited(os.environ if env is None else env)
     carried = credentials(variables, config)
     with ExitStack() as reserved:
@@ -113,7 +115,7 @@ def run(
             rows=size[0],
             cols=size[1],
             labels=dict(labels or {}),
-            facts={"workspace": folder} if workspace is not None else {},
+            facts={"workspace": travelling} if travelling is not None else {},
             spawner=SPAWNER,
             hooks=hooks,
             options={
@@ -147,8 +149,12 @@ def run(
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
 
 
-def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None) -> str:
-    """Return where the session starts; raise for a request that cannot be served."""
+def _folders(
+    config: Config, argv: Sequence[str], cwd: str | None, workspace: str | None
+) -> tuple[str, str | None]:
+    """Return where the session starts, and its workspace; raise for a request that cannot be
+    served.
+    """
     check_open(config)
     around = inside(config)
     if around is not None:
@@ -160,18 +166,20 @@ def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None)
     if not argv or not argv[0]:  # for example a variable that is not set
         raise UsageError("an empty command")
     # for example a variable that is not set: the whole current folder would be carried
-    if workspace == "":
+    if "" in (workspace, cwd):
         raise UsageError("'' is no folder to start in")
     try:
-        folder = os.path.abspath(workspace or os.getcwd())
+        travelling = None if workspace is None else os.path.abspath(workspace)
+        folder = os.path.abspath(cwd or workspace or os.getcwd())
     except FileNotFoundError:
         raise UsageError(
             "the current folder is gone",
             hint="Go to one that is there, or name one by --workspace.",
         ) from None
-    if not os.path.isdir(folder):
-        raise UsageError(f"{folder}: no such folder")
-    return folder
+    for one in (folder, travelling):
+        if one is not None and not os.path.isdir(one):
+            raise UsageError(f"{one}: no such folder")
+    return folder, travelling
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:
@@ -230,6 +238,54 @@ def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
     )
 
 
+# -- talking
+
+
+Connect = Callable[..., "Session"]
+"""`connect`, or what an operation is given in its place: the same arguments, another operator."""
+
+
+def connect(
+    config: Config,
+    name: str,
+    *,
+    kind: str = "human",
+    role: str = "write",
+    operator: str = "",
+    resume: tuple[str, str] | None = None,
+) -> Session:
+    """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
+    runs without one.
+    """
+    from ..session.client.session import Session
+
+    try:
+        names.check_name(name)
+    except InvalidName as error:
+        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
+    try:
+        return Session.connect(
+            name, config=config, kind=kind, role=role, operator=operator, resume=resume
+        )
+    except SessionGone as error:
+        state, record = state_of(config, name), Registry(config).get(name)
+        if state is None and record is None:
+            raise SessionGone(f"no session {name!r} is known to this host") from error
+        known = known_of(state, record)
+        if known["moved_to"]:
+            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
+            raise SessionGone(
+                why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]
+            ) from error
+        if known["state"] == "running":
+            hint = (
+                "Sessions that `criuctl run` has started have one."
+                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
+            )
+            raise NotHeld(why_not(known), hint=hint) from error
+        raise SessionGone(why_not(known), hint=error.hint) from error
+
+
 # -- looking
 
 
@@ -245,7 +301,7 @@ def sessions(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def describe(config: Config, name: str) -> dict[str, Any]:
+def describe(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
     """Return all facts about one session; its holder's answer wins. Raise `NotFound`."""
     try:
         with connect(config, name, role="observe") as session:
@@ -260,11 +316,11 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         return known_of(state, record)
 
 
-def status(config: Config, name: str) -> dict[str, Any]:
+def status(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
     """Return `describe`, with the last checkpoint as an object: id, number, age_s, store."""
     from ..host import latest_checkpoints
 
-    body = describe(config, name)
+    body = describe(config, name, connect=connect)
     body["checkpoint"] = latest_checkpoints.described(
         config, name, body["id"], body.get("checkpoint") or None, time.time()
     )
@@ -378,50 +434,6 @@ def _command(pid: int) -> list[str]:
     except OSError:
         return []
     return [os.fsdecode(word) for word in words]
-
-
-# -- talking
-
-
-def connect(
-    config: Config,
-    name: str,
-    *,
-    kind: str = "human",
-    role: str = "write",
-    operator: str = "",
-    resume: tuple[str, str] | None = None,
-) -> Session:
-    """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
-    runs without one.
-    """
-    from ..session.client.session import Session
-
-    try:
-        names.check_name(name)
-    except InvalidName as error:
-        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
-    try:
-        return Session.connect(
-            name, config=config, kind=kind, role=role, operator=operator, resume=resume
-        )
-    except SessionGone as error:
-        state, record = state_of(config, name), Registry(config).get(name)
-        if state is None and record is None:
-            raise SessionGone(f"no session {name!r} is known to this host") from error
-        known = known_of(state, record)
-        if known["moved_to"]:
-            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
-            raise SessionGone(
-                why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]
-            ) from error
-        if known["state"] == "running":
-            hint = (
-                "Sessions that `criuctl run` has started have one."
-                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
-            )
-            raise NotHeld(why_not(known), hint=hint) from error
-        raise SessionGone(why_not(known), hint=error.hint) from error
 
 
 def why_not(known: Mapping[str, Any]) -> str:

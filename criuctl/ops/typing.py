@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import LeaseHeld, UsageError
+from ..session import protocol
 from ..session.client import keys
 from .sessions import connect
 
@@ -22,26 +23,33 @@ _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
-    """Return a connection that holds the lease and may type; wait a little for a client that is
-    typing, or not with `take`.
-    """
+    """Return a connection that holds the lease and may type: see `hold_lease`."""
     session = connect(config, name, kind="agent", role="admin" if take else "write")
-    deadline = time.monotonic() + _PATIENCE
     try:
-        while not _may_type(session, take=take, last=time.monotonic() >= deadline):
-            time.sleep(_LOOK)
+        hold_lease(session, take=take)
     except BaseException:
         session.close()
         raise
     return session
 
 
-def _may_type(session: Session, *, take: bool, last: bool) -> bool:
+def hold_lease(session: Session, *, take: bool, ttl: float = protocol.DEFAULT_TTL) -> None:
+    """Get the write lease for the connection, for `ttl` seconds; wait a little for a client that is
+    typing, or not with `take`.
+
+    It is soft, unless it is taken, or the connection holds it already and has asked for it.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while not _may_type(session, take=take, last=time.monotonic() >= deadline, ttl=ttl):
+        time.sleep(_LOOK)
+
+
+def _may_type(session: Session, *, take: bool, last: bool, ttl: float) -> bool:
     try:
         if take:
-            session.lease_take()
+            session.lease_take(ttl)
         else:
-            session.lease_request(soft=True)
+            session.lease_request(ttl, soft=True)
     except LeaseHeld:
         if take or last:
             raise
@@ -62,32 +70,46 @@ def type_into(
 
     Files are read and keys parsed before anything is typed.
     """
-    pasted = [_file(value) if way == "paste" else b"" for way, value in parts]
+    read = [(way, _file(value) if way == "paste" else value) for way, value in parts]
+    check(read)
+    with writer(config, name, take=take) as session:
+        return {"session": name, **type_parts(session, read, timeout=timeout)}
+
+
+Part = tuple[str, str | bytes]
+"""What to type, after its kind: ``text``, ``enter`` (nothing), ``keys`` or ``paste`` (bytes)."""
+
+
+def check(parts: Sequence[Part]) -> None:
+    """Raise `UsageError` for a name that is no key's."""
     for way, value in parts:
         if way == "keys":
-            _keys(value, {})
-    with writer(config, name, take=take) as session:
-        modes = session.hello["status"]["modes"]
-        data = b"".join(
-            value.encode(errors="surrogateescape")
-            if way == "text"
-            else b"\r"
-            if way == "enter"
-            else _keys(value, modes)
-            if way == "keys"
-            else _pasted(file, modes)
-            for (way, value), file in zip(parts, pasted, strict=True)
-        )
-        if not data:
-            raise UsageError("nothing to send: the text is empty")
-        answer = session.send(data, timeout=timeout)
-        return {
-            "session": name,
-            "offset": answer.get("offset", session.hello["status"]["offset"]),
-            "sequence": answer.get("sequence"),
-            "bytes": len(data),
-            "held": answer.get("held", False),
-        }
+            _keys(str(value), {})
+
+
+def type_parts(session: Session, parts: Sequence[Part], *, timeout: float) -> dict[str, Any]:
+    """Type `parts` on a connection that holds the lease; return what was typed, and where."""
+    status = session.status()
+    data = b"".join(_bytes(way, value, status["modes"]) for way, value in parts)
+    if not data:
+        raise UsageError("nothing to send: the text is empty")
+    answer = session.send(data, timeout=timeout)
+    return {
+        "offset": answer.get("offset", status["offset"]),
+        "sequence": answer.get("sequence"),
+        "bytes": len(data),
+        "held": answer.get("held", False),
+    }
+
+
+def _bytes(way: str, value: str | bytes, modes: dict[str, Any]) -> bytes:
+    """Return what a terminal would send for one part."""
+    if way == "enter":
+        return b"\r"
+    if way == "keys":
+        return _keys(str(value), modes)
+    data = value.encode(errors="surrogateescape") if isinstance(value, str) else value
+    return _pasted(data, modes) if way == "paste" else data
 
 
 def _keys(text: str, modes: dict[str, Any]) -> bytes:
