@@ -24,6 +24,7 @@ from ..host.holders import end_holder
 from ..host.journal import events
 from ..host.maintenance import check_open
 from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
+from ..proc.procfs import umask
 from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
@@ -123,7 +124,7 @@ def run(
                 "io_uring": io_uring,
                 "mptcp": mptcp,
                 "run_dir": config.run_dir,
-                "umask": _umask(),
+                "umask": umask(),
             },
         )
         try:
@@ -459,9 +460,3 @@ def why_not(known: Mapping[str, Any]) -> str:
         else "it ended, and without a holder its exit status is unknown"
     )
     return f"session {name!r} is lost: {known.get('reason') or ended}"
-
-
-def _umask() -> int:
-    """Return this process's umask, which the session is to have as well."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
