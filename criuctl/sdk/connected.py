@@ -48,24 +48,26 @@ class Connected:
     def reconnect(self) -> None:
         """Connect again after `SessionGone`; as the same operator, if the holder still knows it.
 
-        It goes on with whatever the session is now: see `status` for its incarnation.
+        It goes on with the session that has the name now, as it is now: see `id`, and `status` for
+        its incarnation. `SessionGone` if it has no holder here.
         """
-        lost, self._connection = self._connection, None
-        resume = None
-        if lost is not None:
-            lost.close()
-            resume = (lost.operator, lost.token)
+        lost, known = self._connection, self._operator.id
         self._operator.id = ""
         try:
-            self._connect(resume)
-        except NotFound:  # another holder, which does not know this operator
+            if lost is not None:
+                lost.close()
+                with suppress(NotFound):  # another holder, which does not know this operator
+                    self._connect((lost.operator, lost.token))
+                    return
             self._connect()
+        except BaseException:
+            self._operator.id = known
+            raise
 
     def close(self) -> None:
-        """Give the lease up and leave the session, which runs on."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.leave()
+        """Give the lease up and leave the session, which runs on; `reconnect` comes back to it."""
+        if self._connection is not None:
+            self._connection.leave()
 
     def __enter__(self) -> Self:
         return self

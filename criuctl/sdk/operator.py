@@ -12,13 +12,15 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from ..config import Config
-from ..errors import Forbidden, SessionGone, UsageError
+from ..errors import Forbidden, NotFound, SessionGone, UsageError
 from ..ops import sessions
 from ..session.client.session import Session as Connection
+from ..session.sessions import state_of
 
 Kind = Literal["human", "agent", "service"]
 Role = Literal["observe", "write", "admin"]
@@ -50,25 +52,38 @@ class Operator:
     ) -> Connection:
         """Connect as `ops.sessions.connect` does, as this operator and with no higher role.
 
-        `SessionGone` if another session has the name by now.
+        `NotFound` if another session has the name by now: not `SessionGone`, after which the
+        operations look at what a session has left.
         """
         lower = min(role, self.role, key=_ROLES.index)
-        connection = sessions.connect(
-            config, name, kind=self.kind, operator=self.name, role=lower, resume=resume
-        )
-        found = connection.hello["status"]["id"]
-        self.id = self.id or found
-        if found != self.id:
+        try:
+            connection = sessions.connect(
+                config, name, kind=self.kind, operator=self.name, role=lower, resume=resume
+            )
+        except SessionGone:
+            self._check(state_of(config, name))
+            raise
+        try:
+            self._check(connection.hello["status"])
+        except NotFound:
             connection.leave()
-            raise _another(name)
+            raise
         return connection
 
     def check_same(self) -> None:
-        """Raise `SessionGone` if another session has the name by now, or none has."""
-        found = sessions.describe(self.config, self.session, connect=self.connect)["id"]
-        if self.id and found != self.id:
-            raise _another(self.session)
-        self.id = found
+        """Raise `NotFound` if another session has the name by now, or none has."""
+        self._check(sessions.describe(self.config, self.session, connect=self.connect))
+
+    def _check(self, found: Mapping[str, Any] | None) -> None:
+        """Note the session's id at first, and compare it later."""
+        if found is None:
+            return
+        self.id = self.id or found["id"]
+        if self.id != found["id"]:
+            raise NotFound(
+                f"session {self.session!r} has ended, and another one has its name",
+                hint="Session.connect() connects to that.",
+            )
 
     def need_admin(self, what: str) -> None:
         """Raise `Forbidden` unless the role allows what only an admin may do."""
@@ -113,10 +128,3 @@ class Cancellable(Operator):
         with self._lock:
             while self._opened:
                 self._opened.pop().close()
-
-
-def _another(name: str) -> SessionGone:
-    return SessionGone(
-        f"session {name!r} has ended, and another one has its name",
-        hint="Session.connect() connects to that.",
-    )
