@@ -152,18 +152,16 @@ class _Server:
         if request["config"]["store"][:3].lower() == "s3:":
             with suppress(Exception):  # met again, and reported, when the store is opened
                 importlib.import_module(_S3)
-        forked.start(request["operation"], self._work(request, asking), self._running)
+        forked.start(request["operation"], self._work(request), self._running)
         self._asking[self._running[-1]] = asking
 
-    def _work(
-        self, request: Mapping[str, Any], asking: socket.socket
-    ) -> Callable[[], dict[str, Any]]:
+    def _work(self, request: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
         config = msgspec.convert(request["config"], Config)
         operation = _OPERATIONS[request["operation"]]
 
         def work(reporter: Reporter) -> dict[str, Any]:
-            for one in (self._control, asking, *self._asking.values()):
-                one.close()
+            for one in (self._control, *self._asking.values()):
+                one.close()  # `asking` ends with this process, should the server be killed
             os.environ.clear()
             os.environ.update(request["environment"])
             os.umask(request["umask"])
