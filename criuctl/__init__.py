@@ -1,7 +1,7 @@
 """criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees.
 
-``criuctl.Session`` is the Python API to sessions under a holder (see
-`criuctl.session.client.session`).
+`Session`, `AsyncSession`, `Checkpoint` and `CriuctlError` are the Python API (`criuctl.sdk`);
+`criuctl help python-api` describes it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .session.client.session import Session
+    from .errors import CriuctlError
+    from .sdk import AsyncSession, Checkpoint, Session
 
 __version__ = "0.1.0"
 
-__all__ = ["Session", "__version__"]
+__all__ = ["AsyncSession", "Checkpoint", "CriuctlError", "Session", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Session`, imported when first asked for: the command line must start without it."""
-    if name == "Session":
-        from .session.client.session import Session
+    """Import a name of the API when it is first asked for: the command line starts without it."""
+    if name in ("AsyncSession", "Checkpoint", "Session"):
+        from . import sdk
 
-        return Session
+        return getattr(sdk, name)
+    if name == "CriuctlError":
+        from .errors import CriuctlError
+
+        return CriuctlError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

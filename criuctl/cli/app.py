@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
 from .streams import jsonable, tell, write_result
 from .text import Column, harmless
 
@@ -23,20 +22,6 @@ if TYPE_CHECKING:
     from ..report import Reporter
 
 DEGRADED = 11  # done, but something that policy calls optional failed
-
-
-def _settled(config: Config) -> Config:
-    """Return the configuration with an absolute store URL, for later readers of its name: a hook,
-    the recovery after a boot.
-    """
-    if config.store.startswith("/"):
-        return config
-    from ..store import from_anywhere
-
-    # the command that opens the store reports the error
-    with suppress(UsageError, FileNotFoundError):
-        return config.with_options(store=from_anywhere(config.store))
-    return config
 
 
 class App:
@@ -61,7 +46,11 @@ class App:
             found = config.load(self.config_file)
             if self.store is not None:
                 found = found.with_options(store=self.store, store_named=True)
-            self._config = _settled(found)
+            if not found.store.startswith("/"):
+                from ..store import settled
+
+                found = settled(found)
+            self._config = found
         return self._config
 
     def store_coming(self) -> AbstractContextManager[None]:

@@ -85,3 +85,11 @@ def magic(name: str) -> int:
     """Return a magic number by its name."""
     number: int = _module("magic", "images").by_name[name]
     return number
+
+
+def load() -> None:
+    """Load all messages, for a process that forks before it needs them.  `PlatformError`."""
+    rpc()
+    _module("magic", "images")
+    for module, _ in _MESSAGES.values():
+        _module(module, "images")

@@ -19,7 +19,7 @@ from ..quoting import quoted
 from ..session.client import commands, typed_commands
 from ..session.client.commands import Cleaner, Followed, New
 from ..session.screen.plain_text import strip
-from .sessions import connect
+from .sessions import Connect, connect
 from .typing import writer
 
 if TYPE_CHECKING:
@@ -103,23 +103,10 @@ def run_in_shell(
     shell is not at its prompt.
     """
     with writer(config, name, take=take) as session:
-        _check_version(session, name)
-        record = _start(session, list(words))
+        record = begin(session, name, words, None)
         if detach:
             return {"session": name, "command_id": record["id"], "offset": record["begin"]}
-        output = _Output(show)
-        cleaner = Cleaner(record["shell"], plain=plain)
-        followed = commands.follow(
-            session,
-            record,
-            output.take,
-            timeout=limits.timeout,
-            silence=limits.silence,
-            cleaner=cleaner,
-        )
-        if followed.late and limits.action != "leave":
-            _end_late(session, followed, output, limits.action, plain=plain)
-        return _result(name, followed, output)
+        return _followed(session, name, record, show, limits, plain=plain)
 
 
 def run_new(
@@ -135,21 +122,21 @@ def run_new(
 ) -> dict[str, Any]:
     """Run a command next to the session's terminal; as `run_in_shell`, with two streams."""
     with connect(config, name, role="write") as session:
-        _check_version(session, name)
-        record = commands.start(session, list(words), _STARTS, new)
+        record = begin(session, name, words, new)
         if detach:
             return {"session": name, "command_id": record["id"], "offset": record["begin"]}
-        output = _Output(show, plain=plain)
-        followed = commands.follow_new(
-            session,
-            record,
-            output.take_of,
-            timeout=limits.timeout,
-            silence=limits.silence,
-        )
-        if followed.late and limits.action != "leave":
-            _end_late(session, followed, output, limits.action, plain=plain)
-        return _result(name, followed, output)
+        return _followed(session, name, record, show, limits, plain=plain)
+
+
+def begin(session: Session, name: str, words: Sequence[str], new: New | None) -> dict[str, Any]:
+    """Start a command on a connection, in the shell if it is not to be `new`; return its record.
+
+    For the shell, the connection holds the write lease.
+    """
+    _check_version(session, name)
+    if new is not None:
+        return commands.start(session, list(words), _STARTS, new)
+    return _start(session, list(words))
 
 
 def _check_version(session: Session, name: str) -> None:
@@ -289,7 +276,7 @@ def run_typed(
 
 def wait(config: Config, name: str, command_id: str, timeout: float | None) -> dict[str, Any]:
     """Wait until a command has ended; its output is in the answer."""
-    return _follow(config, name, command_id, None, None, timeout, plain=False)
+    return follow(config, name, command_id, None, Limits(timeout))
 
 
 def output(
@@ -300,45 +287,87 @@ def output(
     *,
     since: int | None = None,
     plain: bool = False,
+    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Return a command with the output that it has printed so far, from `since` on."""
-    body = _follow(config, name, command_id, show, since, 0, plain=plain)
+    body = follow(
+        config, name, command_id, show, Limits(0), since=since, plain=plain, connect=connect
+    )
     if body["state"] == commands.TIMED_OUT:
         body["state"] = commands.RUNNING
     body.pop("error", None)
     return body
 
 
-def _follow(
+def follow(
     config: Config,
     name: str,
     command_id: str,
     show: Show | None,
-    since: int | None,
-    timeout: float | None,
+    limits: Limits,
     *,
-    plain: bool,
+    since: int | None = None,
+    plain: bool = False,
+    connect: Connect = connect,
 ) -> dict[str, Any]:
-    kept = _Output(show, plain=plain)
-    with connect(config, name, role="observe") as session:
+    """Follow a command, by a connection of its own, until it has ended or is late; its output from
+    `since` on goes to `show`, or into the answer.
+    """
+    role = "observe" if limits.action == "leave" else "write"
+    with connect(config, name, role=role) as session:
         _check_version(session, name)
         record = commands.record_of(session, command_id)
-        if record["kind"] == "new":
-            followed = commands.follow_new(
-                session, record, kept.take_of, since=since, timeout=timeout
-            )
-        else:
-            cleaner = Cleaner(record["shell"] if since is None else "", plain=plain)
-            followed = commands.follow(
-                session, record, kept.take, since=since, timeout=timeout, cleaner=cleaner
-            )
-    return _result(name, followed, kept)
+        return _followed(session, name, record, show, limits, since=since, plain=plain)
 
 
-def kill(config: Config, name: str, command_id: str, grace: float) -> dict[str, Any]:
+def _followed(
+    session: Session,
+    name: str,
+    record: dict[str, Any],
+    show: Show | None,
+    limits: Limits,
+    *,
+    since: int | None = None,
+    plain: bool,
+) -> dict[str, Any]:
+    """Follow a command until it has ended, or is late and has been treated as that."""
+    output = _Output(show, plain=plain)
+    if record["kind"] == "new":
+        followed = commands.follow_new(
+            session,
+            record,
+            output.take_of,
+            since=since,
+            timeout=limits.timeout,
+            silence=limits.silence,
+        )
+    else:
+        followed = commands.follow(
+            session,
+            record,
+            output.take,
+            since=since,
+            timeout=limits.timeout,
+            silence=limits.silence,
+            cleaner=Cleaner(record["shell"] if since is None else "", plain=plain),
+        )
+    if followed.late and limits.action != "leave":
+        _end_late(session, followed, output, limits.action, plain=plain)
+    return _result(name, followed, output)
+
+
+def kill(
+    config: Config,
+    name: str,
+    command_id: str,
+    grace: float,
+    *,
+    show: Show | None = None,
+    connect: Connect = connect,
+) -> dict[str, Any]:
     """End a command: interrupt it, kill it after `grace` seconds; return it when it has ended."""
     with connect(config, name, role="write") as session:
         _check_version(session, name)
         commands.record_of(session, command_id)
         session.request("command-kill", command=command_id, grace=grace)
-    return wait(config, name, command_id, grace + _ENDS)
+    return follow(config, name, command_id, show, Limits(grace + _ENDS), connect=connect)

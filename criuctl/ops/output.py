@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import (
@@ -26,7 +26,10 @@ from ..proc.tree import ProcessIdentity
 from ..session.client.matching import Search, compiled, wait_for
 from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
-from .sessions import connect, why_not
+from .sessions import Connect, connect, describe, why_not
+
+if TYPE_CHECKING:
+    from ..session.client.session import Session
 
 REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
 _LOOK = 0.05  # seconds between two looks at the foreground
@@ -41,6 +44,7 @@ def capture(
     scrollback: bool = False,
     since: int | None = None,
     ansi: bool = False,
+    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Return the session's screen; or its scrollback; or its output from offset `since` on. An
     ended session has them, too.
@@ -151,10 +155,10 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
 # -- waiting
 
 
-def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
+def wait_exit(
+    config: Config, name: str, timeout: float | None, *, connect: Connect = connect
+) -> dict[str, Any]:
     """Wait until the session has ended."""
-    from .sessions import describe
-
     try:
         session = connect(config, name, role="observe")
     except NotHeld:
@@ -186,8 +190,6 @@ def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, 
     """Wait for a session without a holder, whose exit status is lost. Raise `SessionGone` when a
     dump ends it.
     """
-    from .sessions import describe
-
     deadline = None if timeout is None else time.monotonic() + timeout
     lookup, state, gone = Registry(config).lookup, "running", True
     while state == "running":
@@ -221,7 +223,14 @@ def _gone(process: ProcessIdentity, deadline: float | None) -> bool:
         os.close(pidfd)
 
 
-def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) -> dict[str, Any]:
+def wait_idle(
+    config: Config,
+    name: str,
+    seconds: float,
+    timeout: float | None,
+    *,
+    connect: Connect = connect,
+) -> dict[str, Any]:
     """Wait until the session has printed nothing for `seconds`, or has ended."""
     try:
         connected = connect(config, name, role="observe")
@@ -237,7 +246,13 @@ def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) 
 
 
 def wait_match(
-    config: Config, name: str, pattern: str, since: int | None, timeout: float | None
+    config: Config,
+    name: str,
+    pattern: str,
+    since: int | None,
+    timeout: float | None,
+    *,
+    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Wait until `pattern` is in the session's output from `since` (the last input) on, without
     control sequences, and without the echo of what was typed.
@@ -266,7 +281,12 @@ def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
 
 
 def wait_prompt(
-    config: Config, name: str, since: int | None, timeout: float | None
+    config: Config,
+    name: str,
+    since: int | None,
+    timeout: float | None,
+    *,
+    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
     beyond that offset.
@@ -276,24 +296,37 @@ def wait_prompt(
         foreground = status["foreground"] or {}
         return bool(foreground.get("at_prompt")) and (since is None or status["offset"] > since)
 
-    status = _look_until(config, name, met, "a prompt came", "came to no prompt", timeout)
+    with _observed(config, name, connect) as session:
+        status = _look_until(session, name, met, "a prompt came", "came to no prompt", timeout)
     shell = status["foreground"]["shell"]
     return {"session": name, "shell": shell, "offset": status["offset"]}
 
 
-def wait_reading(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
+def wait_reading(
+    config: Config, name: str, timeout: float | None, *, connect: Connect = connect
+) -> dict[str, Any]:
     """Wait until a program in the foreground waits for input of the terminal, and return which."""
 
     def met(status: dict[str, Any]) -> bool:
         return status["foreground"] is not None and bool(status["foreground"]["reading_tty"])
 
     before = "a program waited for input"
-    status = _look_until(config, name, met, before, "waited for no input", timeout)
+    with _observed(config, name, connect) as session:
+        status = _look_until(session, name, met, before, "waited for no input", timeout)
     return {"session": name, "foreground": status["foreground"], "offset": status["offset"]}
 
 
+def _observed(config: Config, name: str, connect: Connect) -> Session:
+    """Connect to a holder that reports what is in the foreground; `WrongState` if it is too old."""
+    session = connect(config, name, role="observe")
+    if "foreground" not in session.hello["features"]:
+        session.leave()
+        raise WrongState(f"the holder of session {name!r} is of an older version")
+    return session
+
+
 def _look_until(
-    config: Config,
+    session: Session,
     name: str,
     met: Callable[[dict[str, Any]], bool],
     before: str,
@@ -302,19 +335,16 @@ def _look_until(
 ) -> dict[str, Any]:
     """Return the first status of the session that is as wanted.
 
-    `SessionGone` if the session ends first, `TimedOut`, `WrongState` if the holder is too old.
+    `SessionGone` if the session ends first, `TimedOut`.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    with connect(config, name, role="observe") as session:
-        if "foreground" not in session.hello["features"]:
-            raise WrongState(f"the holder of session {name!r} is of an older version")
-        while True:
-            status = session.status()
-            if status["state"] in _ENDED:
-                raise SessionGone(f"session {name!r} ended before {before}")
-            if met(status):
-                return status
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimedOut(f"session {name!r} {late} in {timeout:g} s")
-            time.sleep(_LOOK if left is None else min(_LOOK, left))
+    while True:
+        status = session.status()
+        if status["state"] in _ENDED:
+            raise SessionGone(f"session {name!r} ended before {before}")
+        if met(status):
+            return status
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimedOut(f"session {name!r} {late} in {timeout:g} s")
+        time.sleep(_LOOK if left is None else min(_LOOK, left))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ..host.holders import end_holder
 from ..host.journal import events
 from ..host.maintenance import check_open
 from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
+from ..proc.procfs import umask
 from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
@@ -82,14 +83,16 @@ def run(
     hooks: bool = True,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
+    cwd: str | None = None,
     env: Mapping[str, str] | None = None,
     more_env: Mapping[str, str] | None = None,
     detached: bool = True,
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, and is carried along when the session moves to
-    another host. With `hooks`, an interactive shell reports its prompts and takes commands
+    The folder `workspace` is where it starts, unless `cwd` is given, and is carried along when the
+    session moves to another host. `env` is its environment, by default this process's. With
+    `hooks`, an interactive shell reports its prompts and takes commands
     (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
     a kernel that lacks them.
 
@@ -102,7 +105,7 @@ def run(
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
-    folder = _starting_folder(config, argv, workspace)
+    folder, travelling = _folders(config, argv, cwd, workspace)
     variables = inherited(os.environ if env is None else env)
     variables = (for_terminal(variables) if detached else variables) | dict(more_env or {})
     carried = credentials(variables, config)
@@ -120,7 +123,7 @@ def run(
             rows=size[0],
             cols=size[1],
             labels=dict(labels or {}),
-            facts={"workspace": folder} if workspace is not None else {},
+            facts={"workspace": travelling} if travelling is not None else {},
             spawner=SPAWNER,
             hooks=hooks,
             options={
@@ -128,7 +131,7 @@ def run(
                 "io_uring": io_uring,
                 "mptcp": mptcp,
                 "run_dir": config.run_dir,
-                "umask": _umask(),
+                "umask": umask(),
             },
         )
         try:
@@ -154,8 +157,12 @@ def run(
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
 
 
-def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None) -> str:
-    """Return where the session starts; raise for a request that cannot be served."""
+def _folders(
+    config: Config, argv: Sequence[str], cwd: str | None, workspace: str | None
+) -> tuple[str, str | None]:
+    """Return where the session starts, and its workspace; raise for a request that cannot be
+    served.
+    """
     check_open(config)
     around = inside(config)
     if around is not None:
@@ -167,18 +174,20 @@ def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None)
     if not argv or not argv[0]:  # for example a variable that is not set
         raise UsageError("an empty command")
     # for example a variable that is not set: the whole current folder would be carried
-    if workspace == "":
+    if "" in (workspace, cwd):
         raise UsageError("'' is no folder to start in")
     try:
-        folder = os.path.abspath(workspace or os.getcwd())
+        travelling = None if workspace is None else os.path.abspath(workspace)
+        folder = os.path.abspath(cwd or workspace or os.getcwd())
     except FileNotFoundError:
         raise UsageError(
             "the current folder is gone",
             hint="Go to one that is there, or name one by --workspace.",
         ) from None
-    if not os.path.isdir(folder):
-        raise UsageError(f"{folder}: no such folder")
-    return folder
+    for one in (folder, travelling):
+        if one is not None and not os.path.isdir(one):
+            raise UsageError(f"{one}: no such folder")
+    return folder, travelling
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:
@@ -237,6 +246,62 @@ def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
     )
 
 
+# -- talking
+
+
+Connect = Callable[..., "Session"]
+"""`connect`, or what an operation is given in its place: the same arguments, another operator."""
+
+
+def connect(
+    config: Config,
+    name: str,
+    *,
+    kind: str | None = None,
+    role: str = "write",
+    operator: str = "",
+    resume: tuple[str, str] | None = None,
+) -> Session:
+    """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
+    runs without one.
+
+    `kind` is what this client is; None: what this command line is (`session.client.caller`).
+    """
+    from ..session.client import caller
+    from ..session.client.session import Session
+
+    try:
+        names.check_name(name)
+    except InvalidName as error:
+        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
+    try:
+        return Session.connect(
+            name,
+            kind=kind or caller.kind(),
+            config=config,
+            role=role,
+            operator=operator,
+            resume=resume,
+        )
+    except SessionGone as error:
+        state, record = state_of(config, name), Registry(config).get(name)
+        if state is None and record is None:
+            raise SessionGone(f"no session {name!r} is known to this host") from error
+        known = known_of(state, record)
+        if known["moved_to"]:
+            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
+            raise SessionGone(
+                why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]
+            ) from error
+        if known["state"] == "running":
+            hint = (
+                "Sessions that `criuctl run` has started have one."
+                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
+            )
+            raise NotHeld(why_not(known), hint=hint) from error
+        raise SessionGone(why_not(known), hint=error.hint) from error
+
+
 # -- looking
 
 
@@ -252,7 +317,7 @@ def sessions(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def describe(config: Config, name: str) -> dict[str, Any]:
+def describe(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
     """Return all facts about one session; its holder's answer wins. Raise `NotFound`."""
     try:
         with connect(config, name, role="observe") as session:
@@ -269,11 +334,11 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         return known_of(state, record)
 
 
-def status(config: Config, name: str) -> dict[str, Any]:
+def status(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
     """Return `describe`, with the last checkpoint as an object: id, number, age_s, store."""
     from ..host import latest_checkpoints
 
-    body = describe(config, name)
+    body = describe(config, name, connect=connect)
     body["checkpoint"] = latest_checkpoints.described(
         config, name, body["id"], body.get("checkpoint") or None, time.time()
     )
@@ -389,58 +454,6 @@ def _command(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in words]
 
 
-# -- talking
-
-
-def connect(
-    config: Config,
-    name: str,
-    *,
-    kind: str | None = None,
-    role: str = "write",
-    operator: str = "",
-    resume: tuple[str, str] | None = None,
-) -> Session:
-    """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
-    runs without one.
-
-    `kind` is what this client is; None: what this command line is (`session.client.caller`).
-    """
-    from ..session.client import caller
-    from ..session.client.session import Session
-
-    try:
-        names.check_name(name)
-    except InvalidName as error:
-        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
-    try:
-        return Session.connect(
-            name,
-            kind=kind or caller.kind(),
-            config=config,
-            role=role,
-            operator=operator,
-            resume=resume,
-        )
-    except SessionGone as error:
-        state, record = state_of(config, name), Registry(config).get(name)
-        if state is None and record is None:
-            raise SessionGone(f"no session {name!r} is known to this host") from error
-        known = known_of(state, record)
-        if known["moved_to"]:
-            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
-            raise SessionGone(
-                why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]
-            ) from error
-        if known["state"] == "running":
-            hint = (
-                "Sessions that `criuctl run` has started have one."
-                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
-            )
-            raise NotHeld(why_not(known), hint=hint) from error
-        raise SessionGone(why_not(known), hint=error.hint) from error
-
-
 def why_not(known: Mapping[str, Any]) -> str:
     """Return why there is no holder to connect to, as text."""
     name, state = known["session"], known["state"]
@@ -464,9 +477,3 @@ def why_not(known: Mapping[str, Any]) -> str:
         else "it ended, and without a holder its exit status is unknown"
     )
     return f"session {name!r} is lost: {known.get('reason') or ended}"
-
-
-def _umask() -> int:
-    """Return this process's umask, which the session is to have as well."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config import Config
 from ..errors import LeaseHeld, UsageError
+from ..session import protocol
 from ..session.client import caller, keys
 from .sessions import connect
 
@@ -25,8 +26,7 @@ _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
-    """Return a connection that holds the lease and may type; wait a little for a client that is
-    typing, or not with `take`.
+    """Return a connection that holds the lease and may type: see `hold_lease`.
 
     A lease that a person takes outlasts the command for a while: else the next input of the client
     that had it would take it back at once.
@@ -35,14 +35,26 @@ def writer(config: Config, name: str, *, take: bool) -> Session:
     role = "admin" if take and kind != "agent" else "write"  # no agent takes it from a human
     session = connect(config, name, kind=kind, role=role)
     try:
-        if take:
-            session.lease_take(hold=_TAKEN if kind == "human" else None)
-        else:
-            patiently(lambda: session.lease_request(soft=True))
+        hold_lease(session, take=take, hold=_TAKEN if kind == "human" else None)
     except BaseException:
         session.close()
         raise
     return session
+
+
+def hold_lease(
+    session: Session, *, take: bool, ttl: float = protocol.DEFAULT_TTL, hold: float | None = None
+) -> None:
+    """Get the write lease for the connection, for `ttl` seconds; wait a little for a client that is
+    typing, or not with `take`.
+
+    It is soft, unless it is taken, or the connection holds it already and has asked for it. One
+    that is taken outlasts the connection for `hold` seconds.
+    """
+    if take:
+        session.lease_take(ttl, hold=hold)
+    else:
+        patiently(lambda: session.lease_request(ttl, soft=True))
 
 
 def patiently(ask: Callable[[], T]) -> T:
@@ -73,32 +85,46 @@ def type_into(
 
     Files are read and keys parsed before anything is typed.
     """
-    pasted = [_file(value) if way == "paste" else b"" for way, value in parts]
+    read = [(way, _file(value) if way == "paste" else value) for way, value in parts]
+    check(read)
+    with writer(config, name, take=take) as session:
+        return {"session": name, **type_parts(session, read, timeout=timeout)}
+
+
+Part = tuple[str, str | bytes]
+"""What to type, after its kind: ``text``, ``enter`` (nothing), ``keys`` or ``paste`` (bytes)."""
+
+
+def check(parts: Sequence[Part]) -> None:
+    """Raise `UsageError` for a name that is no key's."""
     for way, value in parts:
         if way == "keys":
-            _keys(value, {})
-    with writer(config, name, take=take) as session:
-        modes = session.hello["status"]["modes"]
-        data = b"".join(
-            value.encode(errors="surrogateescape")
-            if way == "text"
-            else b"\r"
-            if way == "enter"
-            else _keys(value, modes)
-            if way == "keys"
-            else _pasted(file, modes)
-            for (way, value), file in zip(parts, pasted, strict=True)
-        )
-        if not data:
-            raise UsageError("nothing to send: the text is empty")
-        answer = session.send(data, timeout=timeout)
-        return {
-            "session": name,
-            "offset": answer.get("offset", session.hello["status"]["offset"]),
-            "sequence": answer.get("sequence"),
-            "bytes": len(data),
-            "held": answer.get("held", False),
-        }
+            _keys(str(value), {})
+
+
+def type_parts(session: Session, parts: Sequence[Part], *, timeout: float) -> dict[str, Any]:
+    """Type `parts` on a connection that holds the lease; return what was typed, and where."""
+    status = session.status()
+    data = b"".join(_bytes(way, value, status["modes"]) for way, value in parts)
+    if not data:
+        raise UsageError("nothing to send: the text is empty")
+    answer = session.send(data, timeout=timeout)
+    return {
+        "offset": answer.get("offset", status["offset"]),
+        "sequence": answer.get("sequence"),
+        "bytes": len(data),
+        "held": answer.get("held", False),
+    }
+
+
+def _bytes(way: str, value: str | bytes, modes: dict[str, Any]) -> bytes:
+    """Return what a terminal would send for one part."""
+    if way == "enter":
+        return b"\r"
+    if way == "keys":
+        return _keys(str(value), modes)
+    data = value.encode(errors="surrogateescape") if isinstance(value, str) else value
+    return _pasted(data, modes) if way == "paste" else data
 
 
 def _keys(text: str, modes: dict[str, Any]) -> bytes:

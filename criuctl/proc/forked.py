@@ -67,7 +67,7 @@ def run_all(
     begun is left; both are yielded as late. When the caller closes the iterator, or a signal
     becomes an exception, running work is interrupted and awaited.
     """
-    waiting, running = deque(work), list[_Process]()
+    waiting, running = deque(work), list[Process]()
     try:
         while waiting or running:
             left = None if until is None else until - time.monotonic()
@@ -75,7 +75,7 @@ def run_all(
                 break
             while waiting and len(running) < at_once:
                 begins(waiting[0][0])
-                _start(*waiting.popleft(), running)
+                start(*waiting.popleft(), running)
             _poll(running, left)
             for process in [process for process in running if process.has_ended()]:
                 running.remove(process)
@@ -95,7 +95,7 @@ def run_all(
             process.end()
 
 
-class _Process:
+class Process:
     """A forked process that is not reaped yet."""
 
     def __init__(self, key: str, pid: int, answer: int) -> None:
@@ -114,7 +114,7 @@ class _Process:
             return
 
     def end(self, *, late: bool = False) -> Ended:
-        """Reap it, and read its answer."""
+        """Reap it when it `has_ended`, and read its answer."""
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
         assert result is not None
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -128,7 +128,7 @@ class _Process:
         return Ended(self._key, code=code, bug=said.get("bug", ""), late=late)
 
 
-def _poll(running: Sequence[_Process], seconds: float | None) -> None:
+def _poll(running: Sequence[Process], seconds: float | None) -> None:
     """Wait until one of them has ended, or for that time, at most a day.
 
     `poll` counts milliseconds in 31 bits.
@@ -139,7 +139,7 @@ def _poll(running: Sequence[_Process], seconds: float | None) -> None:
     poller.poll(None if seconds is None else min(max(0.0, seconds), 86400.0) * 1000)
 
 
-def _await(process: _Process) -> None:
+def _await(process: Process) -> None:
     """Wait until a process that was asked to stop has ended."""
     _poll([process], _GRACE)
     if not process.has_ended():
@@ -147,7 +147,7 @@ def _await(process: _Process) -> None:
         _poll([process], None)
 
 
-def _start(key: str, work: Work, running: list[_Process]) -> None:
+def start(key: str, work: Work, running: list[Process]) -> None:
     """Fork a process; it is in `running` before any signal can be handled here."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -159,7 +159,7 @@ def _start(key: str, work: Work, running: list[_Process]) -> None:
         pid = os.fork()
         if pid == 0:
             _child_main(work, answer, parent, before)
-        running.append(_Process(key, pid, answer))
+        running.append(Process(key, pid, answer))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -48,6 +48,12 @@ def open_pidfd(pid: int) -> int:
             raise
 
 
+def umask() -> int:
+    """Return this process's umask, without changing it for a moment as umask(2) does."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+
+
 def read_raw(path: str, dir_fd: int | None = None) -> bytes:
     """Return the whole content of a procfs file; lets `OSError` through."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)

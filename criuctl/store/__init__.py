@@ -26,6 +26,7 @@ __all__ = [
     "from_anywhere",
     "open_store",
     "parse_s3_url",
+    "settled",
 ]
 
 BOTO3_PROCESS = f"{__package__}.boto3_process"
@@ -101,6 +102,15 @@ def _open_s3(url: str, config: Config) -> Store:
 def from_anywhere(url: str) -> str:
     """Return the URL by which the store is the same one from any working folder."""
     return url if _SCHEME.match(url) else _local_path(url, "")
+
+
+def settled(config: Config) -> Config:
+    """Return the configuration with an absolute store URL, for later readers of its name: a hook,
+    the recovery after a boot, another process.
+    """
+    with suppress(UsageError, FileNotFoundError):  # `open_store` reports the error
+        return config.with_options(store=from_anywhere(config.store))
+    return config
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:

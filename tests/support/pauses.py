@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -90,10 +90,17 @@ class Paused:
 @contextmanager
 def paused(criuctl: Criuctl, step: str, *arguments: str | int | Path) -> Iterator[Paused]:
     """Start criuctl and hold it at `step`; let it go at the end at the latest."""
+    with paused_program(criuctl, step, lambda env: criuctl.start(*arguments, env=env)) as held:
+        yield held
+
+
+@contextmanager
+def paused_program(
+    criuctl: Criuctl, step: str, start: Callable[[dict[str, str]], Command]
+) -> Iterator[Paused]:
+    """Do the same with what `start` starts, with these variables."""
     with _fifo(criuctl) as (path, end):
-        command = criuctl.start(
-            *arguments, env={"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": str(path)}
-        )
+        command = start({"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": str(path)})
 
         def line() -> bytes:
             if select.select([end.fd], [], [], 0.05)[0] and (data := os.read(end.fd, 256)):

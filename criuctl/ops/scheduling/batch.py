@@ -87,40 +87,40 @@ def each(
     `begins` is called with each item just before it is begun. `broken` is the error of one whose
     process was killed, `late` the error text of those that were not done by `until`.
     """
-    pieces = [(key, _piece(one, reporter, key if len(work) > 1 else "")) for key, one in work]
+    pieces = [(key, piece(one, reporter, key if len(work) > 1 else "")) for key, one in work]
     for ended in forked.run_all(pieces, at_once=jobs, until=until, begins=begins):
-        answer = ended.answer or {}
-        if "done" in answer:
-            yield Outcome(ended.key, answer["done"])
-        elif "error" in answer:
-            yield Outcome(
-                ended.key, error=decode_error(answer["error"], "this host"), own_error=True
-            )
-        elif ended.late:
-            error: CriuctlError = TimedOut(
-                late,
-                hint="Interrupted dumps were cleaned up and their trees run on; allow more time.",
-            )
-            yield Outcome(ended.key, error=error)
-        elif ended.bug:
-            reporter.step("bug", what=ended.key, traceback=ended.bug)
-            error = CriuctlError(
-                f"this is a bug in criuctl, sorry: {ended.bug.strip().splitlines()[-1]}"
-            )
-            error.code = "bug"
-            yield Outcome(ended.key, error=error)
-        else:
-            number = -ended.code if ended.code < 0 else ended.code - 128
-            how = (
-                f"was ended by signal {number}"
-                if number > 0
-                else f"ended with {ended.code} and no answer"
-            )
-            yield Outcome(ended.key, error=broken(f"the criuctl that worked on it {how}"))
+        yield outcome_of(ended, reporter, broken=broken, late=late)
 
 
-def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, Any]]:
-    def piece() -> dict[str, Any]:
+def outcome_of(
+    ended: forked.Ended, reporter: Reporter, *, broken: type[CriuctlError], late: str = ""
+) -> Outcome:
+    """Return the outcome of a `piece` of work that has ended."""
+    answer = ended.answer or {}
+    if "done" in answer:
+        return Outcome(ended.key, answer["done"])
+    if "error" in answer:
+        return Outcome(ended.key, error=decode_error(answer["error"], "this host"), own_error=True)
+    if ended.late:
+        hint = "Interrupted dumps were cleaned up and their trees run on; allow more time."
+        return Outcome(ended.key, error=TimedOut(late, hint=hint))
+    if ended.bug:
+        reporter.step("bug", what=ended.key, traceback=ended.bug)
+        last = ended.bug.strip().splitlines()[-1]
+        error = CriuctlError(f"this is a bug in criuctl, sorry: {last}")
+        error.code = "bug"
+        return Outcome(ended.key, error=error)
+    number = -ended.code if ended.code < 0 else ended.code - 128
+    how = (
+        f"was ended by signal {number}" if number > 0 else f"ended with {ended.code} and no answer"
+    )
+    return Outcome(ended.key, error=broken(f"the criuctl that worked on it {how}"))
+
+
+def piece(work: Work, reporter: Reporter, name: str = "") -> Callable[[], dict[str, Any]]:
+    """Return `work` for a process of its own; `outcome_of` reads how that has ended."""
+
+    def run() -> dict[str, Any]:
         try:
             return {"done": work(_Named(reporter, name) if name else reporter)}
         except CriuctlError as error:
@@ -132,7 +132,7 @@ def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, 
         finally:
             reporter.close()  # this process's own: remove its progress bars from the terminal
 
-    return piece
+    return run
 
 
 class _Named(Reporter):

@@ -108,6 +108,24 @@ def test_a_client_in_another_language(holders: Holders) -> None:
     assert done.stdout == b"spoken from perl\r\nheard: spoken from perl\r\n"
 
 
+def test_a_client_in_javascript(holders: Holders) -> None:
+    """It attaches, types when it has read that the program is ready, and waits for its end."""
+    program = "stty -echo; echo ready; read -r line; echo heard: $line; exit 42"
+    started = holders.start("sh", "-c", program)
+    script = Path(__file__).with_name("client.mjs")
+    done = subprocess.run(
+        ["node", str(script), started.socket, "spoken from node: é\n"],
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode()) == (
+        42,
+        "ready\r\nheard: spoken from node: é\r\n",
+    ), done.stderr
+    said = done.stderr.decode().splitlines()
+    assert "exit" in said and "typed at 7" in said
+
 def test_every_operation_is_documented_and_every_documented_one_exists() -> None:
     text = (Path(protocol.__file__).parent / "PROTOCOL.md").read_text()
     headings = [line[4:].split("(")[0] for line in text.splitlines() if line.startswith("### ")]
