@@ -39,6 +39,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
 _HANDLE = re.compile(r"(?:-?\d{1,10}:(?:[0-9a-f]{2}){1,128})?")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
+_MAX_REASON = 500  # characters
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_PAGES = 1 << 40
 _GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
@@ -319,6 +320,8 @@ class HolderRecord(Record, frozen=True):
     # of the terminal, as the holder protocol writes them
     modes: dict[str, Any] = field(default_factory=dict)
     shell: dict[str, Any] = field(default_factory=dict)  # what its shell's marks have said
+    # what its programs have asked for: checkpoints that wait, conditions, functions to call
+    inside: dict[str, Any] = field(default_factory=dict)
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log
@@ -395,6 +398,8 @@ class PredicateRecord(Record, frozen=True):
     size: int = 0  # of a file: its bytes,
     digest: str = ""  # and BLAKE3 of them, hex; of an output: that of what was printed
     mac: str = ""  # of a command: by it the host that noted the predicate knows it again
+    # why it could not be noted, of one that a program of the session asked for: it is stale
+    unmet: str = ""
 
     def check(self, where: str) -> None:
         check_pattern(_DIGEST, self.digest, f"{where}.digest")
@@ -402,6 +407,8 @@ class PredicateRecord(Record, frozen=True):
         check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
         if self.kind == "file":
             check_path(self.argument, f"{where}.argument")
+        if len(self.unmet) > _MAX_REASON:
+            raise damaged(f"{where}.unmet", "is too long")
         if not 0 < len(self.argument) <= 4096 or "\0" in self.argument:
             raise damaged(f"{where}.argument", "is not one")
 

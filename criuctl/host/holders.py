@@ -33,7 +33,7 @@ from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.holder import cgroup
 from ..session.protocol import ANSWER_TIMEOUT, RESTORES
-from . import step_travel
+from . import key, step_travel
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
@@ -93,6 +93,28 @@ class DumpedHolder:
         if found.data:
             writer.add_bytes((_STREAM, self._base), found.data)
         self._end = found.end
+
+    def call_back(self, seconds: float) -> dict[str, Any]:
+        """Have programs of the session prepare for the checkpoint, for `seconds` at most.
+
+        Return ``called`` (how many processes), ``vetoes`` and ``failures`` ({pid, reason} each).
+        """
+        if self._session is None or "inside" not in self._session.hello["features"]:
+            return {"called": 0, "vetoes": [], "failures": []}
+        return self._session.request(
+            "callbacks-call",
+            event="before-checkpoint",
+            seconds=seconds,
+            timeout=seconds + ANSWER_TIMEOUT,
+        )
+
+    def conditions(self) -> list[dict[str, Any]]:
+        """Return what programs of the session want this checkpoint to require: {kind, argument,
+        foreign} each. `foreign`: it came with a checkpoint that this host has not made.
+        """
+        if self._session is None or "inside" not in self._session.hello["features"]:
+            return []
+        return list(self._session.request("inside")["conditions"])
 
     @contextmanager
     def prepared(self, patience: float = 0.0) -> Iterator[int | None]:
@@ -176,6 +198,7 @@ class DumpedHolder:
             steps=self._steps.store(writer) if self._steps is not None else None,
             modes=state["modes"],
             shell=state.get("shell") or {},
+            inside=state.get("inside") or {},
             roles=tuple(map(tuple, state["roles"])),
             events=state["events"],
             audit=state["audit"],
@@ -228,12 +251,14 @@ class RestoredHolder:
         stored_steps: Callable[[], list[dict[str, Any]]] = list,
         *,
         supervised: bool = False,
+        copy: bool = False,
     ) -> None:
         """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
-        steps wait for the store.
+        steps wait for the store. `copy`: the session is another one than the checkpoint's.
         """
         self._config, self._manifest, self._record = config, manifest, session
         self._stored_steps, self._supervised = stored_steps, supervised
+        self._copy = copy
         self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
@@ -401,11 +426,33 @@ class RestoredHolder:
             facts["paused"] = self._paused(pids, images.stopped())
         if m.holder is not None and m.holder.shell:
             facts["shell"] = m.holder.shell
+        facts["inside"] = self._asked_inside()
         facts |= {"init": init, "private": bool(init), "settles": self._settles}
         answer = self._session.request(
             "adopt", fds=masters, master=bool(masters), restored=restored, **facts
         )
         self.steps = answer.get("steps") or {}
+
+    def _asked_inside(self) -> dict[str, Any]:
+        """Return what the tree's programs had asked for at the dump.
+
+        RULE: no command runs here because a checkpoint contains it (`criuctl.files.predicates`): a
+        condition that this host has not noted itself is `foreign`.
+        """
+        held = self._manifest.holder
+        given = dict(held.inside) if held is not None else {}
+        sealed = {
+            (one.kind, one.argument)
+            for one in self._manifest.predicates
+            if one.mac and key.is_sealed(self._config, f"{one.kind}:{one.argument}", one.mac)
+        }
+        found = given.get("conditions")
+        conditions = [one for one in found if isinstance(one, dict)] if found else []
+        given["conditions"] = [
+            {**one, "foreign": (one.get("kind"), one.get("argument")) not in sealed}
+            for one in conditions
+        ]
+        return given | {"checkpoint": self._manifest.id, "fork": self._copy}
 
     @property
     def stands_still(self) -> bool:

@@ -31,7 +31,7 @@ KEYS = {
     "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
     "operators", "ceilings", "lease", "soft", "listener", "connections", "waits",
-    "shell", "reserved", "new_commands",
+    "shell", "reserved", "new_commands", "inside",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {
@@ -44,6 +44,7 @@ LATER = {
     "shell",
     "reserved",
     "new_commands",
+    "inside",
 }
 
 
