@@ -293,11 +293,10 @@ def invalidate_if(
     sessions of root. What was asked for comes back with the program, and lasts as long as its
     session. `StepError` if it is refused.
     """
-    asked = {"age": age, "output": output, "command": command}
-    if file is not None:
-        path = os.path.abspath(os.fsdecode(file))
+    path = None if file is None else os.path.abspath(os.fsdecode(file))
+    if path is not None:
         _check_file(path)
-        asked["file"] = path
+    asked = {"file": path, "age": age, "output": output, "command": command}
     for kind, argument in asked.items():
         if argument is not None:
             _of_session({"op": "invalidate-if", "kind": kind, "argument": argument})
@@ -326,7 +325,7 @@ _F = TypeVar("_F", bound=Callable[[], Any])
 _BEFORE, _RESTORED, _FORKED = "before-checkpoint", "after-restore", "after-fork"
 _functions: dict[str, list[Callable[[], Any]]] = {}
 _functions_of = 0  # the process that has them: a forked child has none
-_calling = False
+_calling = _signalled = False
 _former: Any = None  # the handler of SIGURG before
 
 
@@ -382,20 +381,20 @@ def _register(event: str, function: _F) -> _F:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     """Call the functions of each event that there is."""
-    global _calling
+    global _calling, _signalled
     if callable(_former):
         _former(number, frame)
-    if _calling or _functions_of != os.getpid():
-        return
-    _calling = True
-    try:
-        while (call := _answer({"op": "callback-next"})).get("event"):
-            outcome = _outcome(call["event"])
-            _answer({"op": "callback-done", "call": call["call"], **outcome})
-    except StepError:
-        pass  # no holder answers: it, or the dump that waits for it, reports that
-    finally:
-        _calling = False
+    _signalled = _functions_of == os.getpid()
+    while _signalled and not _calling:  # one that comes meanwhile is handled by the next round
+        _calling, _signalled = True, False
+        try:
+            while (call := _answer({"op": "callback-next"})).get("event"):
+                outcome = _outcome(call["event"])
+                _answer({"op": "callback-done", "call": call["call"], **outcome})
+        except StepError:
+            pass  # no holder answers: it, or the dump that waits for it, reports that
+        finally:
+            _calling = False
 
 
 def _outcome(event: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..checkpoint.manifest import PredicateRecord
-from ..errors import Vetoed
+from ..errors import NoSuchProcess, Vetoed
 from ..files import predicates
 from ..host.holders import DumpedHolder
 from ..proc.credentials import credentials_of
@@ -45,12 +45,14 @@ def note_conditions(
 ) -> tuple[PredicateRecord, ...]:
     """Return what the operator requires (`required`), and what the programs ask for, once each."""
     known = {(one.kind, one.argument) for one in required}
-    asked = [
-        one for one in holder.conditions() if (one.get("kind"), one.get("argument")) not in known
-    ]
-    if not asked:
+    conditions, leader = holder.conditions()
+    asked = [one for one in conditions if (one.get("kind"), one.get("argument")) not in known]
+    if not asked or leader is None:
         return tuple(required)
-    noted = predicates.note_asked(job.config, asked, credentials_of(job.root.pid))
+    user = credentials_of(leader.pid)
+    if not leader.alive():  # the PID may be another process's by now
+        raise NoSuchProcess(f"PID {leader.pid}, which leads the session, has just ended")
+    noted = predicates.note_asked(job.config, asked, user)
     unmet = [f"{one.kind}:{one.argument}: {one.unmet}" for one in noted if one.unmet]
     if unmet:
         job.reporter.warning(

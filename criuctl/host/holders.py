@@ -108,13 +108,16 @@ class DumpedHolder:
             timeout=seconds + ANSWER_TIMEOUT,
         )
 
-    def conditions(self) -> list[dict[str, Any]]:
+    def conditions(self) -> tuple[list[dict[str, Any]], ProcessIdentity | None]:
         """Return what programs of the session want this checkpoint to require: {kind, argument,
-        foreign} each. `foreign`: it came with a checkpoint that this host has not made.
+        foreign} each; and the process whose user is the session's.
+
+        `foreign`: it came with a checkpoint that this host has not made.
         """
         if self._session is None or "inside" not in self._session.hello["features"]:
-            return []
-        return list(self._session.request("inside")["conditions"])
+            return [], None
+        answer = self._session.request("inside")
+        return list(answer["conditions"]), ProcessIdentity(*answer["leader"])
 
     @contextmanager
     def prepared(self, patience: float = 0.0) -> Iterator[int | None]:

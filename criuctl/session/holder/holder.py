@@ -121,7 +121,7 @@ class Holder:
             loop, session, self.helpers, busy=lambda: self.checkpointing.busy
         )
         self.callbacks = Callbacks(loop, session, tree, self.events)
-        self.inside = InsideOperations(tree, self.asked, self.callbacks, self.audit)
+        self.inside = InsideOperations(tree, self.master, self.asked, self.callbacks, self.audit)
         self.replication = Replication(self.steps, self.asked)
 
     def _make_checkpointing(self) -> None:

@@ -2,10 +2,10 @@
 and to be called before and after one. Over the step socket (`step_socket`), and what dumps,
 restores and supervisors ask about it over the holder's own.
 
-Only the session's own user may ask: that of the tree's root process, or root. A condition that is a
-command would be run by root, at dumps and restores. It is accepted from a program that is root
-itself, with all of this holder's capabilities, in a session of root's; and root runs it for a later
-home only where the dump's host knows it again (`criuctl.files.predicates`).
+Only the session's own user may ask: that of the process that leads the terminal's session, or root.
+A condition that is a command would be run by root, at dumps and restores. It is accepted from a
+program that is root itself, with all of this holder's capabilities, in a session of root's; and a
+later home runs it only if it is the host that has noted it (`criuctl.files.predicates`).
 
 The conditions are part of each later checkpoint, and come back with it.
 """
@@ -26,7 +26,8 @@ from .asked_checkpoints import AskedCheckpoints
 from .audit_log import AuditWriter
 from .callbacks import Callbacks
 from .connection import Connection
-from .operators import Operator
+from .master import Master
+from .operators import Operator, Refused
 from .processes import Tree
 from .request_values import LATER, Operations, number, one_of, text
 from .steps import Message, Peer
@@ -43,9 +44,15 @@ class InsideOperations:
     """What the programs of one session have asked for."""
 
     def __init__(
-        self, tree: Tree, asked: AskedCheckpoints, callbacks: Callbacks, audit: AuditWriter
+        self,
+        tree: Tree,
+        master: Master,
+        asked: AskedCheckpoints,
+        callbacks: Callbacks,
+        audit: AuditWriter,
     ) -> None:
-        self._tree, self._asked, self._callbacks, self._audit = tree, asked, callbacks, audit
+        self._tree, self._master, self._audit = tree, master, audit
+        self._asked, self._callbacks = asked, callbacks
         self._conditions: list[Message] = []  # kind, argument, foreign
         self.of_programs: dict[str, Callable[[Peer, Message], Message]] = {
             "checkpoint": self._own(asked.ask),
@@ -55,7 +62,7 @@ class InsideOperations:
             "callback-done": callbacks.report,
         }
         self.operations: Operations = {
-            "inside": ("admin", lambda c, o, m: {"conditions": self._conditions}),
+            "inside": ("admin", lambda c, o, m: self._shown()),
             "callbacks-call": ("admin", self._call),
             "checkpoint-refused": ("admin", lambda c, o, m: asked.refuse(text(m, "message", 2000))),
         }
@@ -70,13 +77,24 @@ class InsideOperations:
 
         return operation
 
-    def _user(self) -> int:
-        """Return the user of the tree's root."""
-        root = self._tree.root
+    def _leader(self) -> ProcessIdentity:
+        """Return the process whose user is the session's: the leader of the terminal's session, or
+        the tree's root.
+        """
+        root, pid = self._tree.root, self._master.leader()
+        try:
+            if pid and self._tree.contains(pid):
+                return ProcessIdentity.of(pid)
+        except CriuctlError:
+            pass  # it has just ended
         if root is None:
             raise StepRefused("state", "the session has no tree")
+        return root
+
+    def _user(self) -> int:
+        """Return the session's user."""
         try:
-            return int(read_status(root.pid)["Uid"].split()[0])
+            return int(read_status(self._leader().pid)["Uid"].split()[0])
         except (CriuctlError, KeyError, ValueError):
             raise StepRefused("state", "the session has ended") from None
 
@@ -115,6 +133,13 @@ class InsideOperations:
         return {"conditions": len(self._conditions)}
 
     # -- dumps and restores -----------------------------------------------------------------------
+
+    def _shown(self) -> Message:
+        try:
+            leader = self._leader()
+        except StepRefused as refused:
+            raise Refused(refused.code, refused.message) from None
+        return {"conditions": self._conditions, "leader": list(leader)}
 
     def _call(self, connection: Connection, by: Operator, message: Message) -> Message:
         event = one_of(message, "event", (calls.BEFORE,))
