@@ -114,7 +114,7 @@ class Master:
         """Return the PID of the process that leads the terminal's session; 0 if there is none."""
         try:
             data = fcntl.ioctl(self.fd, _TIOCGSID, bytes(4))
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the session has no terminal
             return 0
         return int(struct.unpack("i", data)[0])
 

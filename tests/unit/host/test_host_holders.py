@@ -13,10 +13,11 @@ from typing import Any, cast
 import pytest
 from support import checkpoints as kit
 
-from criuctl.checkpoint.manifest import HolderRecord, Manifest, SessionRef
+from criuctl.checkpoint.manifest import HolderRecord, Manifest, PredicateRecord, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
 from criuctl.errors import SessionGone
+from criuctl.host import key
 from criuctl.host.holders import DumpedHolder, RestoredHolder
 from criuctl.host.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
@@ -124,3 +125,32 @@ def test_a_holder_that_ends_meanwhile_fails_no_dump_that_goes_on_without_it(tmp_
     holder.done("c1", 1, ended=False)
     with pytest.raises(SessionGone):
         holder.commit("c1")  # the tree must not be ended then
+
+
+def test_a_command_of_another_host_s_checkpoint_is_foreign(tmp_path: Path) -> None:
+    here = Config(state_dir=str(tmp_path / "here"))
+    conditions = [
+        {"kind": "output", "argument": "true", "foreign": False},
+        {"kind": "age", "argument": "7d"},
+        "nonsense",
+    ]
+    mac = key.seal(here, "output:true")
+    manifest = Manifest(
+        id="ab" * 16,
+        session=SessionRef("web", "cd" * 16),
+        holder=HolderRecord(inside={"conditions": conditions, "checkpoints": ["t"]}),
+        predicates=(PredicateRecord("output", "true", mac=mac),),
+    )
+    record = SessionRecord(name="web")
+
+    def foreign(config: Config) -> list[bool]:
+        asked = RestoredHolder(config, manifest, record, copy=True)._asked_inside()
+        assert (asked["fork"], asked["checkpoint"], asked["checkpoints"]) == (
+            True,
+            manifest.id,
+            ["t"],
+        )
+        return [one["foreign"] for one in asked["conditions"]]
+
+    assert foreign(here) == [False, True]
+    assert foreign(Config(state_dir=str(tmp_path / "there"))) == [True, True]
