@@ -10,6 +10,12 @@ library only.
     inside.mark_progress("import", 0.4, cursor=1200)
     inside.progress("import").cursor
 
+    inside.invalidate_if(file="/etc/app.conf", age="7d")  # a later checkpoint, at its restore
+    cp = inside.checkpoint(label="before migration")  # cp.restored: this is a later life
+
+    @inside.before_checkpoint  # and after_restore, after_fork
+    def flush(): ...
+
     inside.identity()  # {"session": "web", "incarnation": 3, "checkpoint": "...",
                        #  "restored": "2025-..."}, or None
     inside.report()    # the same, with "connections": the outcome of each connection, as in
@@ -19,7 +25,8 @@ The journal of steps is the session's holder's, outside the memory that a restor
 request is a connection of its own to the socket ``steps`` in CRIUCTL_SESSION_DIR, so a step that is
 under way holds no descriptor, and none is in the way of a dump. While a dump has the socket closed,
 requests are repeated; an attempt has a token, so repeating one does no harm. Outside a session the
-steps are kept in a file next to the program, ``PROGRAM.steps``, or CRIUCTL_STEPS_FILE.
+steps are kept in a file next to the program, ``PROGRAM.steps``, or CRIUCTL_STEPS_FILE; there is no
+checkpoint, and functions for one are never called.
 
 A restore leaves one small file for the tree before any process of it runs, named after the PID
 namespace and the PID of the tree's root. A process finds it by walking up its ancestors. The file
@@ -36,21 +43,31 @@ import hashlib
 import json
 import os
 import re
+import signal
 import socket
+import stat
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
+    "Checkpoint",
     "Progress",
     "Step",
     "StepBusy",
     "StepError",
     "StepUnknown",
+    "Veto",
+    "after_fork",
+    "after_restore",
+    "before_checkpoint",
+    "checkpoint",
     "identity",
+    "invalidate_if",
     "mark_progress",
     "progress",
     "report",
@@ -63,6 +80,7 @@ _PATIENCE = 60.0  # seconds for a holder that does not answer
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two tries
 _ANSWER_SECONDS = 30.0
 _LONGEST_ANSWER = 1 << 20
+_LARGEST_FILE = 64 << 20  # bytes of a file that invalidates checkpoints
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=,-]{0,199}")
 
 
@@ -70,7 +88,9 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+=,-]{0,199}")
 
 
 class StepError(Exception):
-    """A step was not recorded, or is not possible; `code` is a word for programs."""
+    """A step, or another request, was not recorded or is not possible; `code` is a word for
+    programs.
+    """
 
     def __init__(self, message: str, code: str = "failed", **details: Any) -> None:
         super().__init__(message)
@@ -227,6 +247,170 @@ def progress(id: str) -> Progress:
     return Progress(known["progress"], known["cursor"], known["state"])
 
 
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that exists, and on which side of it this process is."""
+
+    id: str
+    restored: bool  # this process was restored from it, or it goes on since
+
+
+class Veto(Exception):
+    """Raise it in a function for `before_checkpoint`: no checkpoint now, for this reason."""
+
+
+def checkpoint(label: str = "") -> Checkpoint:
+    """Have the session checkpointed, and go on when the checkpoint is durable.
+
+    A restore from it returns from this very call, with ``restored`` true. `label` (200 characters)
+    is among the labels of the checkpoint. `StepError` with the reason if it fails or is refused;
+    the program goes on. All processes of the session are in the checkpoint.
+    """
+    if _calling and threading.current_thread() is threading.main_thread():
+        raise StepError("a checkpoint waits for this function", "busy")
+    token = os.urandom(12).hex()
+    answer = _of_session({"op": "checkpoint", "attempt": token, "label": label})
+    return Checkpoint(answer["checkpoint"], answer["restored"])
+
+
+def invalidate_if(
+    *,
+    file: str | os.PathLike[str] | None = None,
+    age: str | None = None,
+    output: str | None = None,
+    command: str | None = None,
+) -> None:
+    """Make every later checkpoint of the session stale, for a restore, if by then
+
+    - the contents of `file` (up to 64 MiB, a path of the host) have changed,
+    - it is older than `age` (``36h``, ``7d``),
+    - the shell command `output` prints something else, or ends with another code than 0,
+    - the shell command `command` ends with another code than 0.
+
+    A restore refuses a stale checkpoint without ``--force``. Commands are for programs of root in
+    sessions of root. What was asked for comes back with the program, and lasts as long as its
+    session. `StepError` if it is refused.
+    """
+    path = None if file is None else os.path.abspath(os.fsdecode(file))
+    if path is not None:
+        _check_file(path)
+    asked = {"file": path, "age": age, "output": output, "command": command}
+    for kind, argument in asked.items():
+        if argument is not None:
+            _of_session({"op": "invalidate-if", "kind": kind, "argument": argument})
+
+
+def _check_file(path: str) -> None:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise StepError(f"{path}: {error.strerror}", "not-found") from error
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_FILE:
+        text = f"{path}: not a regular file of at most {_LARGEST_FILE >> 20} MiB"
+        raise StepError(text, "bad-request")
+
+
+def _of_session(message: dict[str, Any]) -> dict[str, Any]:
+    if not _session_folder():
+        raise StepError("this program runs in no session of criuctl", "no-session")
+    return _answer(message)
+
+
+# -- functions around checkpoints -----------------------------------------------------------------
+
+
+_F = TypeVar("_F", bound=Callable[[], Any])
+_BEFORE, _RESTORED, _FORKED = "before-checkpoint", "after-restore", "after-fork"
+_functions: dict[str, list[Callable[[], Any]]] = {}
+_functions_of = 0  # the process that has them: a forked child has none
+_calling = _signalled = False
+_former: Any = None  # the handler of SIGURG before
+
+
+def before_checkpoint(function: _F) -> _F:
+    """Call `function`, without arguments, before each checkpoint; the dump waits for it, for
+    ``hook_timeout`` (30 s) of the configuration. It may raise `Veto`. Any other exception, and one
+    that is late, is a warning of the dump, which goes on. Usable as a decorator.
+
+    It is called in the main thread, between two instructions of Python, as a handler of a signal
+    (SIGURG) is: it must not take a lock that the main thread may hold. To have no call in a piece
+    of code, block that signal with `signal.pthread_sigmask`. Register functions in the main thread;
+    a child process (fork) has none of its parent's. Outside a session they are never called.
+    """
+    return _register(_BEFORE, function)
+
+
+def after_restore(function: _F) -> _F:
+    """Call `function` after each restore, when the program runs; see `before_checkpoint`."""
+    return _register(_RESTORED, function)
+
+
+def after_fork(function: _F) -> _F:
+    """Call `function`, in the place of those of `after_restore`, after a restore as another session
+    (``restore --as``); see `before_checkpoint`.
+    """
+    return _register(_FORKED, function)
+
+
+def _register(event: str, function: _F) -> _F:
+    global _former, _functions_of
+    if _functions_of != os.getpid():
+        _functions.clear()
+    known = _functions.setdefault(event, [])
+    if known or not _session_folder():
+        known.append(function)
+        return function
+    if signal.getsignal(signal.SIGURG) is not _on_signal:
+        try:
+            _former = signal.signal(signal.SIGURG, _on_signal)
+        except ValueError:
+            del _functions[event]
+            text = "functions around checkpoints have to be registered in the main thread"
+            raise StepError(text, "bad-request") from None
+    _functions_of = os.getpid()
+    known.append(function)
+    try:
+        _answer({"op": "callbacks", "events": sorted(_functions)})
+    except StepError:
+        del _functions[event]
+        raise
+    return function
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    """Call the functions of each event that there is."""
+    global _calling, _signalled
+    if callable(_former):
+        _former(number, frame)
+    _signalled = _functions_of == os.getpid()
+    while _signalled and not _calling:  # one that comes meanwhile is handled by the next round
+        _calling, _signalled = True, False
+        try:
+            while (call := _answer({"op": "callback-next"})).get("event"):
+                outcome = _outcome(call["event"])
+                _answer({"op": "callback-done", "call": call["call"], **outcome})
+        except StepError:
+            pass  # no holder answers: it, or the dump that waits for it, reports that
+        finally:
+            _calling = False
+
+
+def _outcome(event: str) -> dict[str, str]:
+    """Call the functions of an event, all of them; return the first veto, or the first error."""
+    found: dict[str, str] = {}
+    for function in list(_functions.get(event, ())):
+        try:
+            function()
+        except Veto as veto:
+            found.setdefault("veto", str(veto) or "it gives no reason")
+        except Exception as error:
+            name = getattr(function, "__name__", "function")
+            found.setdefault("error", f"{name}: {type(error).__name__}: {error}")
+    return found
+
+
 # -- the journal ----------------------------------------------------------------------------------
 
 
@@ -235,6 +419,11 @@ def _ask(op: str, id: str, token: str, **facts: Any) -> dict[str, Any]:
     message = {"op": op, "step": id, "attempt": token, **facts}
     if not _session_folder():
         return _file().ask(message)
+    return _answer(message)
+
+
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the holder's answer; `StepError` if it refuses."""
     answer = _ask_holder(message)
     error = answer.get("error")
     if error is not None:

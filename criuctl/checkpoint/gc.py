@@ -65,7 +65,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..errors import DataError, ObjectMissing, StoreDenied, StoreFull
-from . import gclists
+from . import gclists, step_replica
 from .gc_result import Collected, Removal
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
 from .gcsegments import Segments
@@ -378,12 +378,13 @@ class Collection:
 
     def _tidy(self) -> None:
         """Remove what is not needed any more: old marks, intents of dead writers, pins of
-        checkpoints that are gone, unfinished uploads.
+        checkpoints that are gone, steps of sessions that are gone, unfinished uploads.
         """
         found = gclists.found(self._store, self._sealer, WRITING)
         dead = [entry.name for entry in found if self._now - entry.modified >= ABANDONED]
         clocks = gclists.clocks(self._store, self._now - _SWEEP_AGE)
         dead += self._doom_for_all()
+        dead += step_replica.abandoned(self._repository, self._now - max(self._grace, _SWEEP_AGE))
         pins = self._repository.catalog.idle_pins()
         self._removal.delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
         try:

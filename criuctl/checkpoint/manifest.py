@@ -41,6 +41,7 @@ MANIFEST_VERSION = 1
 
 _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
+_MAX_REASON = 500  # characters
 _MAX_PAGES = 1 << 40
 
 PredicateKind = Literal["file", "command", "output", "age"]
@@ -154,6 +155,8 @@ class PredicateRecord(Record, frozen=True):
     size: int = 0  # of a file: its bytes,
     digest: str = ""  # and BLAKE3 of them, hex; of an output: that of what was printed
     mac: str = ""  # of a command: by it the host that noted the predicate knows it again
+    # why it could not be noted, of one that a program of the session asked for: it is stale
+    unmet: str = ""
 
     def check(self, where: str) -> None:
         check_pattern(DIGEST, self.digest, f"{where}.digest")
@@ -161,6 +164,8 @@ class PredicateRecord(Record, frozen=True):
         check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
         if self.kind == "file":
             check_path(self.argument, f"{where}.argument")
+        if len(self.unmet) > _MAX_REASON:
+            raise damaged(f"{where}.unmet", "is too long")
         if not 0 < len(self.argument) <= 4096 or "\0" in self.argument:
             raise damaged(f"{where}.argument", "is not one")
 

@@ -10,6 +10,9 @@ not know. So `put` reads the session's lease after its object is stored: while t
 its own, a later take-over, which raises the epoch before it reads, finds the object. Otherwise it
 raises `Conflict`, and the step is not confirmed. In a store that gives no leases, nothing is
 checked.
+
+A session that has neither a checkpoint nor a home can not come back: a garbage collection removes
+its steps (`abandoned`).
 """
 
 from __future__ import annotations
@@ -19,15 +22,23 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Conflict, CriuctlError, Damaged, ObjectExists, ObjectMissing
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    ObjectExists,
+    ObjectMissing,
+)
 from ..proc.threads import in_parallel
 from ..steps.states import Step, merge
 from . import objects
 from .catalog import load_json
-from .leases import read_head
+from .heads import read_head, read_record
 from .manifest import SessionRef
 
 if TYPE_CHECKING:
+    from ..store.base import ObjectInfo
     from .repository import Repository
 
 _MANY = 32  # objects above which one takes the place of all
@@ -110,6 +121,38 @@ def read(repository: Repository, session_id: str) -> list[dict[str, Any]]:
             continue  # another object has taken the place of all that were listed
         return [step.to_dict() for step in known.values()]
     raise Conflict("the steps of the session change faster than they can be read")
+
+
+def abandoned(repository: Repository, before: float) -> list[str]:
+    """Return the objects of sessions that have no checkpoint and no home, and wrote none since
+    `before` (Unix seconds of the store's clock).
+
+    As long as a manifest or a lease cannot be read, no session is known to have none.
+    """
+    folders: dict[str, list[ObjectInfo]] = {}
+    for info in repository.store.list("steps/"):
+        folders.setdefault(info.name.rpartition("/")[0] + "/", []).append(info)
+    unreadable: list[DataError] = []
+    stored = repository.list(unreadable=unreadable, hidden=unreadable)
+    living = {_folder(repository, summary.session_id) for summary in stored}
+    found = {
+        folder: objects
+        for folder, objects in folders.items()
+        if folder not in living and all(info.modified < before for info in objects)
+    }
+    if not found or unreadable:
+        return []
+    heads = {}  # the newest record of each session: names are listed in order
+    for info in repository.store.list("sessions/"):
+        heads[info.name.rpartition("/")[0]] = info.name
+    for name in heads.values():
+        try:
+            head = read_record(repository, name)
+        except (Conflict, DataError, ObjectMissing):
+            return []
+        if head.state == "held":
+            found.pop(_folder(repository, head.session.id), None)
+    return [info.name for objects in found.values() for info in objects]
 
 
 def _folder(repository: Repository, session_id: str) -> str:

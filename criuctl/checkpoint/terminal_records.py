@@ -77,6 +77,8 @@ class HolderRecord(Record, frozen=True):
     # of the terminal, as the holder protocol writes them
     modes: dict[str, Any] = field(default_factory=dict)
     shell: dict[str, Any] = field(default_factory=dict)  # what its shell's marks have said
+    # what its programs have asked for: checkpoints that wait, conditions, functions to call
+    inside: dict[str, Any] = field(default_factory=dict)
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the highest role of each operator
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log

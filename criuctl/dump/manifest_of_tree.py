@@ -144,7 +144,7 @@ def store_and_describe(
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
         parent=session.checkpoint or None,
-        labels=dict(job.request.labels),
+        labels=_labels(job, taken),
         host=host_info(),
         criu=criu_facts.criu_info(job.config) | {"leave_running": job.request.leave_running},
         criuctl=__version__,
@@ -174,6 +174,12 @@ def store_and_describe(
         if any(image.data.pages is not None for image in memory_images)
         else tuple(features),
     )
+
+
+def _labels(job: DumpJob, taken: Taken) -> dict[str, str]:
+    """Return the request's labels, and the ``label`` of a program that asked for a checkpoint."""
+    asked = taken.holder.inside.get("label") if taken.holder is not None else ""
+    return ({"label": str(asked)} if asked else {}) | dict(job.request.labels)
 
 
 def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFile]:

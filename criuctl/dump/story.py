@@ -42,7 +42,7 @@ from ..namespaces.plan import NamespacePlan, plan_entry
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
-from . import ending, freeze_limit, preflight, subject
+from . import ending, freeze_limit, inside_requests, preflight, subject
 from .after_commit import AfterCommit
 from .checks.scene import Scene
 from .commit import Commit
@@ -129,7 +129,10 @@ def dump(
         commit = Commit(job, parts, hooks, registry, destination, freeze)
         stack.enter_context(handlers_restored())
         hooks.run("pre-dump")  # while the tree runs; any of them may veto
+        inside_requests.call_back(job, parts.holder)  # and any of its programs, last of all
         commit.required = predicates.note(config, required)
+        if delivery is None:
+            commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
             _store_ahead(job, parts, destination, commit)
             if uses_devices(scene.opened):

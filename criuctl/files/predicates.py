@@ -14,6 +14,11 @@ It is noted at the dump, before the freeze, and checked by a restore before anyt
 A predicate that does not hold at the dump is refused there.  A change between the note and the
 freeze makes the checkpoint stale, never wrongly good.
 
+A program of the session may ask for predicates as well (`criuctl.inside.invalidate_if`).  It must
+not be able to keep the operator from dumping: one that cannot be noted is in the checkpoint as
+`unmet`, and a restore finds it stale.  Root reads a file for a program of another user with that
+user's rights only, and no more than `MOST_ASKED` bytes of it.
+
 RULE: no command runs here because a checkpoint contains it.  A command of a checkpoint is run only
 if this very host noted it (its record bears a MAC under a key that never leaves the state folder)
 or if this host's configuration has the same command under ``predicates``.  Neither the key of a
@@ -30,7 +35,7 @@ import errno
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -42,6 +47,7 @@ from ..errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, Usa
 from ..host import key
 from ..host.retention import seconds
 from ..proc import folder_walk
+from ..proc.credentials import Credentials, acting_as
 from ..report import Finding
 
 if TYPE_CHECKING:
@@ -54,6 +60,10 @@ State = Literal["holds", "stale", "unchecked"]
 _MOST = 64  # of one checkpoint
 _LONGEST = 4096  # characters
 _OUTPUT = 16 << 20  # bytes that a command may print
+MOST_ASKED = 64 << 20  # bytes of a file that a program asks for
+_REASON = 500  # characters
+_FOREIGN = "the command was of another host's checkpoint, and nothing here allows it"
+_HINT = "Restore another checkpoint; --force restores it anyway."
 
 
 class Verdict(Struct, frozen=True):
@@ -129,21 +139,53 @@ def note(
     return tuple(_noted(config, kind, argument) for kind, argument in requested)
 
 
+def note_asked(
+    config: Config, asked: Sequence[Mapping[str, Any]], user: Credentials
+) -> tuple[PredicateRecord, ...]:
+    """Record what programs of a session of `user` have asked for: {kind, argument, foreign} each.
+
+    A command that is `foreign`, from a checkpoint of another host, runs only if the configuration
+    has it.
+    """
+    allowed = {rule for _, rules in configured(config) for rule in rules}
+    found = []
+    for one in asked[:_MOST]:
+        try:
+            kind, argument = parse(f"{one['kind']}:{one['argument']}")
+        except UsageError:
+            continue  # no holder keeps such a one; that of a forged checkpoint is worth nothing
+        strange = user.uid != 0 or one.get("foreign")
+        if kind in RUN and strange and (kind, argument) not in allowed:
+            found.append(PredicateRecord(kind, argument, unmet=_FOREIGN))
+            continue
+        try:
+            found.append(_record(config, kind, argument, user))
+        except _NotSo as error:
+            mac = key.seal(config, f"{kind}:{argument}") if kind in RUN else ""
+            found.append(PredicateRecord(kind, argument, mac=mac, unmet=str(error)[:_REASON]))
+    return tuple(found)
+
+
 def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecord:
     try:
-        if kind == "file":
-            size, digest = _file(argument)
-            return PredicateRecord(kind, argument, size=size, digest=digest)
-        if kind in RUN:
-            digest = _run(config, argument)
-            mac = key.seal(config, f"{kind}:{argument}")
-            return PredicateRecord(
-                kind, argument, digest=digest if kind == "output" else "", mac=mac
-            )
+        return _record(config, kind, argument)
     except _NotSo as error:
         raise PreflightRefused(
             f"{kind}:{argument}, which the checkpoint is to require, is not so now: {error}"
         ) from error
+
+
+def _record(
+    config: Config, kind: PredicateKind, argument: str, user: Credentials | None = None
+) -> PredicateRecord:
+    """Return the present state, as `user` sees it if one is given; `_NotSo`."""
+    if kind == "file":
+        size, digest = _file_of(argument, user) if user is not None else _file(argument)
+        return PredicateRecord(kind, argument, size=size, digest=digest)
+    if kind in RUN:
+        digest = _run(config, argument)
+        mac = key.seal(config, f"{kind}:{argument}")
+        return PredicateRecord(kind, argument, digest=digest if kind == "output" else "", mac=mac)
     return PredicateRecord(kind, argument)
 
 
@@ -180,7 +222,10 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
         if kind in RUN
     }
     for record in manifest.predicates:
-        if record.kind in RUN and not run:
+        if record.unmet:
+            why = f"a program asked for it, and it could not be noted at the dump: {record.unmet}"
+            yield Verdict(record, "stale", why, _HINT)
+        elif record.kind in RUN and not run:
             yield Verdict(record, "unchecked", "a restore, or its --dry-run, runs the command")
         elif (
             record.kind in RUN
@@ -196,8 +241,7 @@ def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterato
             )
         else:
             why = _stale(config, manifest, record)
-            hint = "Restore another checkpoint; --force restores it anyway."
-            yield Verdict(record, "stale", why, hint) if why else Verdict(record, "holds")
+            yield Verdict(record, "stale", why, _HINT) if why else Verdict(record, "holds")
 
 
 class _NotSo(Exception):
@@ -234,9 +278,20 @@ def _age(manifest: Manifest, span: str) -> str:
     return "" if age <= most else f"it was taken {age.total_seconds() / 3600:.1f} hours ago"
 
 
-def _file(path: str, only: int | None = None) -> tuple[int, str]:
+def _file_of(path: str, user: Credentials) -> tuple[int, str]:
+    """Return size and BLAKE3 of a file that `user` may read, as `_file` does; `_NotSo` for a large
+    one.
+    """
+    try:
+        with acting_as(user if user.uid != 0 else None):
+            return _file(path, most=MOST_ASKED)
+    except OSError as error:  # of `acting_as`
+        raise _NotSo(f"it cannot be read as its user: {error.strerror}") from error
+
+
+def _file(path: str, only: int | None = None, most: int | None = None) -> tuple[int, str]:
     """Return size and BLAKE3 of a regular file; if its size is not `only`, the contents are not
-    read.
+    read. `_NotSo` if it has more than `most` bytes.
     """
     from .contents import digest
 
@@ -256,6 +311,8 @@ def _file(path: str, only: int | None = None) -> tuple[int, str]:
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(fd)
+        if most is not None and status.st_size > most:
+            raise _NotSo(f"it has {status.st_size} bytes, of at most {most}")
         if only is not None and status.st_size != only:
             return status.st_size, ""
         if status.st_size == 0 and os.read(fd, 1):

@@ -86,6 +86,31 @@ class DumpedHolder:
             writer.add_bytes((_STREAM, self._base), found.data)
         self._end = found.end
 
+    def call_back(self, seconds: float) -> dict[str, Any]:
+        """Have programs of the session prepare for the checkpoint, for `seconds` at most.
+
+        Return ``called`` (how many processes), ``vetoes`` and ``failures`` ({pid, reason} each).
+        """
+        if self._session is None or "inside" not in self._session.hello["features"]:
+            return {"called": 0, "vetoes": [], "failures": []}
+        return self._session.request(
+            "callbacks-call",
+            event="before-checkpoint",
+            seconds=seconds,
+            timeout=seconds + ANSWER_TIMEOUT,
+        )
+
+    def conditions(self) -> tuple[list[dict[str, Any]], ProcessIdentity | None]:
+        """Return what programs of the session want this checkpoint to require: {kind, argument,
+        foreign} each; and the process whose user is the session's.
+
+        `foreign`: it came with a checkpoint that this host has not made.
+        """
+        if self._session is None or "inside" not in self._session.hello["features"]:
+            return [], None
+        answer = self._session.request("inside")
+        return list(answer["conditions"]), ProcessIdentity(*answer["leader"])
+
     @contextmanager
     def prepared(self, patience: float = 0.0) -> Iterator[int | None]:
         """Announce the freeze: no other program may freeze the tree from now on.
@@ -168,6 +193,7 @@ class DumpedHolder:
             steps=self._steps.store(writer) if self._steps is not None else None,
             modes=state["modes"],
             shell=state.get("shell") or {},
+            inside=state.get("inside") or {},
             roles=tuple(map(tuple, state["roles"])),
             events=state["events"],
             audit=state["audit"],

@@ -26,7 +26,7 @@ from ..proc import command, terminalkeeper
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.protocol import RESTORES
-from . import step_travel
+from . import key, step_travel
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ class RestoredHolder:
         stored_steps: Callable[[], list[dict[str, Any]]] = list,
         *,
         supervised: bool = False,
+        copy: bool = False,
     ) -> None:
         """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
-        steps wait for the store.
+        steps wait for the store. `copy`: the session is another one than the checkpoint's.
         """
         self._config, self._manifest, self._record = config, manifest, session
         self._stored_steps, self._supervised = stored_steps, supervised
+        self._copy = copy
         self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
@@ -222,11 +224,33 @@ class RestoredHolder:
             facts["paused"] = self._paused(pids, images.stopped())
         if m.holder is not None and m.holder.shell:
             facts["shell"] = m.holder.shell
+        facts["inside"] = self._asked_inside()
         facts |= {"init": init, "private": bool(init), "settles": self._settles}
         answer = self._session.request(
             "adopt", fds=masters, master=bool(masters), restored=restored, **facts
         )
         self.steps = answer.get("steps") or {}
+
+    def _asked_inside(self) -> dict[str, Any]:
+        """Return what the tree's programs had asked for at the dump.
+
+        RULE: no command runs here because a checkpoint contains it (`criuctl.files.predicates`): a
+        condition that this host has not noted itself is `foreign`.
+        """
+        held = self._manifest.holder
+        given = dict(held.inside) if held is not None else {}
+        sealed = {
+            (one.kind, one.argument)
+            for one in self._manifest.predicates
+            if one.mac and key.is_sealed(self._config, f"{one.kind}:{one.argument}", one.mac)
+        }
+        found = given.get("conditions")
+        conditions = [one for one in found if isinstance(one, dict)] if found else []
+        given["conditions"] = [
+            {**one, "foreign": (one.get("kind"), one.get("argument")) not in sealed}
+            for one in conditions
+        ]
+        return given | {"checkpoint": self._manifest.id, "fork": self._copy}
 
     @property
     def stands_still(self) -> bool:

@@ -100,7 +100,11 @@ class Supervisor:
             SelfFence(post.config, post.name, settings.lease) if settings.self_fence else None
         )
         self._heart = Heartbeat(post.config, settings.lease, self._wake, self._fence)
-        self._steps = StepStoring(post, lambda error: post.tell("store-failed", error=error))
+        self._asked = False  # a program of the session has asked for a checkpoint
+        self._owed = False  # it waits for one that was tried
+        self._steps = StepStoring(
+            post, lambda error: post.tell("store-failed", error=error), self._ask
+        )
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # the loss to recover from
         self._members: list[ProcessIdentity] = []  # the processes of the tree at the last look
@@ -287,7 +291,8 @@ class Supervisor:
             now = time.monotonic()
             reason, wait = None, None
             if not self._stands_still():
-                reason = self._schedule.due(now) or self._terminal.look(self._schedule, now)
+                reason = "asked" if self._asked else self._schedule.due(now)
+                reason = reason or self._terminal.look(self._schedule, now)
                 wait = self._schedule.wait(now)
             pause = (
                 0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
@@ -303,6 +308,12 @@ class Supervisor:
             if reason and not self._snapshot(record, reason):
                 return self._stand_down(record)
             self._look_at_loss()
+
+    def _ask(self) -> None:
+        """Note that a program waits for a checkpoint; called in another thread."""
+        self._asked = True
+        with suppress(OSError):  # the supervisor ends
+            os.eventfd_write(self._wake, 1)
 
     def _stands_still(self) -> bool:
         """Return whether the tree was stopped because the lease could not be renewed; report when
@@ -341,6 +352,7 @@ class Supervisor:
     def _snapshot(self, record: SessionRecord, reason: str) -> bool:
         """Take a snapshot; return False if another host has taken the session over."""
         post, began = self._post, time.monotonic()
+        self._owed, self._asked = self._owed or self._asked, False
         post.reporter.warnings = []
         try:
             with post.working():
@@ -355,6 +367,9 @@ class Supervisor:
             outcome = of_the_host(error) if isinstance(error, OSError) else error
             if not isinstance(outcome, CriuctlError):
                 raise
+            if self._owed and not isinstance(outcome, Conflict):  # else it is tried again soon
+                self._owed = False
+                self._steps.refuse(outcome.message)
             self._schedule.failed(time.monotonic())
             again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
             post.tell(
@@ -368,6 +383,7 @@ class Supervisor:
                 with post.working():
                     snapshot_failed(post.config, post.reporter, record.name, outcome)
             return True
+        self._owed = False
         self._schedule.taken(began, time.monotonic())
         self._heart.hurry()
         self._remember(record)

@@ -238,6 +238,7 @@ def _work(
             home.session,
             list if request.copy else partial(step_replica.read, found.repository, home.session.id),
             supervised=bool(request.ttl),
+            copy=request.copy,
         ),
         hooks=hooks,
         home=home,

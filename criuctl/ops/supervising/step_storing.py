@@ -7,6 +7,9 @@ has changed, stores it (`checkpoint.step_replica`), and asks again with that sta
 It begins when this host has the session's lease. From then on the holder waits, whatever happens to
 the supervisor: after a ``kill -9`` the programs of the session wait for the next one. A supervisor
 that ends in order releases them (`stop`). A store that does not answer is asked again.
+
+By the same answers the holder asks for a checkpoint that a program of the session wants (`asked`).
+The supervisor's main loop takes it; if that fails, it says so (`refuse`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from ...session.client.session import Answer, Session
 from .context import Post
 
 OPERATOR = "criuctl-steps"
+_LONGEST = 2000  # characters of a reason
 _PAUSE = 0.5  # seconds before another try
 _LOOK = 0.25  # seconds between two looks at whether the thread is to end
 _AGAIN = 5.0  # seconds after which a holder that has replaced itself is asked again
@@ -33,9 +37,13 @@ _AGAIN = 5.0  # seconds after which a holder that has replaced itself is asked a
 class StepStoring:
     """Stores the steps of one session, between `start` and `rest` or `stop`."""
 
-    def __init__(self, post: Post, failed: Callable[[CriuctlError], None]) -> None:
-        """Prepare the thread; `failed` is called with an error of the store, once in a row."""
-        self._post, self._failed = post, failed
+    def __init__(
+        self, post: Post, failed: Callable[[CriuctlError], None], asked: Callable[[], None]
+    ) -> None:
+        """Prepare the thread; `failed` is called with an error of the store, once in a row, `asked`
+        when a program waits for a checkpoint; both in the thread.
+        """
+        self._post, self._failed, self._asked = post, failed, asked
         self._config: Config = post.config
         self._session: SessionRef | None = None
         self._changed, self._over = threading.Event(), False
@@ -63,6 +71,14 @@ class StepStoring:
             with suppress(CriuctlError, OSError), self._connect() as holder:
                 if _is(holder, session):
                     holder.request("step-replica-stop")
+
+    def refuse(self, message: str) -> None:
+        """Let programs know that the checkpoint which they have asked for failed."""
+        session = self._session
+        if session is not None:
+            with suppress(CriuctlError, OSError), self._connect() as holder:
+                if _is(holder, session):
+                    holder.request("checkpoint-refused", message=message[:_LONGEST])
 
     def _run(self) -> None:
         reported = ""
@@ -95,9 +111,13 @@ class StepStoring:
             stored = 0
             while self._session is session:
                 answer = self._news(holder, session, stored)
-                if answer is not None:
+                if answer is None:
+                    continue
+                if answer.body["steps"]:
                     replica.put(answer.body["steps"])
                     stored = int(answer.body["sequence"])
+                if answer.body.get("checkpoint_asked"):
+                    self._asked()
 
     def _news(self, holder: Session, session: SessionRef, stored: int) -> Answer | None:
         """Ask for steps that have changed since record `stored`; None: ask again."""

@@ -77,6 +77,8 @@ class Checkpointing:
         self.on_seize: Callable[[], None] = lambda: None  # the tree may hold no connection to here
         self.on_release: Callable[[], None] = lambda: None
         self.shell: Callable[[], dict[str, Any]] = dict  # what the next holder must know of it
+        self.inside: Callable[[], dict[str, Any]] = dict  # the same of what programs have asked for
+        self.on_stored: Callable[[str], None] = lambda checkpoint: None  # and the tree goes on
         self._preparing: Connection | None = None  # which has called `prepare`
         self._held: str | None = None  # the group that stands still for it meanwhile
         self._connection: Connection | None = None  # which has begun
@@ -173,6 +175,7 @@ class Checkpointing:
             return
         self._session.checkpoint_id = checkpoint
         self.save()
+        self.on_stored(checkpoint)
         end = self._log.end
         self._events.emit("checkpoint", checkpoint=checkpoint, ended=False, offset=end)
         self._go_on()
@@ -249,6 +252,7 @@ class Checkpointing:
             "audit": self._audit.log.sequence,
             "pending_input": pending,
             "shell": self.shell(),
+            "inside": self.inside(),
             "paused": self._paused(),
         }
 

@@ -29,9 +29,15 @@ class HelperProcesses:
         self._tree, self._events = tree, events
         self._ended: dict[int, Callable[[int], None]] = {}  # PID -> what gets its wait status
 
-    def start(self, argv: list[str], fds: dict[int, int], ended: Callable[[int], None]) -> int:
-        """Start a program in ``/`` with the holder's environment; `ended` gets its wait status."""
-        pid = start(argv, dict(os.environ), "/", fds)
+    def start(
+        self,
+        argv: list[str],
+        fds: dict[int, int],
+        ended: Callable[[int], None],
+        env: dict[str, str] | None = None,
+    ) -> int:
+        """Start a program in ``/``; `ended` gets its wait status. `env` is the holder's if None."""
+        pid = start(argv, dict(os.environ) if env is None else env, "/", fds)
         self._watch(pid, ended)
         return pid
 

@@ -25,8 +25,10 @@ from ..screen.modes import Modes
 from ..screen.shell_marks import Mark
 from . import cgroup
 from .adoption import Adoption
+from .asked_checkpoints import AskedCheckpoints
 from .audit_log import AuditWriter
 from .base64_text import encoded
+from .callbacks import Callbacks
 from .checkpointing import Checkpointing
 from .clients import Clients
 from .command_operations import CommandOperations
@@ -39,6 +41,7 @@ from .events import Events
 from .handover import Handover
 from .helper_processes import HelperProcesses
 from .holder_operations import HolderOperations
+from .inside_operations import InsideOperations
 from .kill import Kills
 from .lease_timer import Leasing
 from .lifetime import Lifetime
@@ -104,9 +107,25 @@ class Holder:
         )
         self.root_watch = RootWatch(loop, self.tree, identity, self.on_reaped, self.root_ended)
         self.steps = Steps(loop, session, self.files, self.tree, self.events, self.audit)
-        self.replication = Replication(self.steps)
-        self.step_socket = StepSocket(loop, self.files, self.tree, self.steps, self.replication)
+        self._make_inside()
+        self.step_socket = StepSocket(
+            loop,
+            self.files,
+            self.tree,
+            self.steps,
+            self.replication,
+            self.inside.of_programs,
+        )
         self.kills = Kills(loop, self.tree, session, lambda: self.finish("exited", None, None))
+
+    def _make_inside(self) -> None:
+        loop, session, tree = self.loop, self.session, self.tree
+        self.asked = AskedCheckpoints(
+            loop, session, self.helpers, busy=lambda: self.checkpointing.busy
+        )
+        self.callbacks = Callbacks(loop, session, tree, self.events)
+        self.inside = InsideOperations(tree, self.master, self.asked, self.callbacks, self.audit)
+        self.replication = Replication(self.steps, self.asked)
 
     def _make_checkpointing(self) -> None:
         self.self_fence = SelfFence(
@@ -164,6 +183,8 @@ class Holder:
         self.checkpointing.status = self.report.known
         self.checkpointing.save = self.report.write
         self.checkpointing.shell = self.commanding.state
+        self.checkpointing.inside = self.inside.taken
+        self.checkpointing.on_stored = self.asked.stored
         self.commanding.new.is_dumped = lambda: (
             self.checkpointing.busy or self.session.state == "checkpointed"
         )
@@ -190,7 +211,8 @@ class Holder:
             self.commanding,
         )
         steps = StepOperations(self.steps, self.replication)
-        acting = (commanding, steps, self._tree_operations(), self._holder_operations())
+        own = (self._tree_operations(), self._holder_operations())
+        acting = (commanding, steps, self.inside, *own)
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
@@ -358,8 +380,13 @@ class Holder:
         self.events.emit("checkpointed", checkpoint=checkpoint, offset=self.log.end)
         self.session.set_state("checkpointed")
 
-    def _came_back(self) -> dict[str, Any]:
+    def _came_back(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any]:
         """A restored tree is the session's; return which of its steps are under way."""
+        processes = {
+            inner: ProcessIdentity(owner.pid, owner.start_time)
+            for inner, owner in self.steps.inner_pids().items()
+        }
+        self.inside.returned(message.get("inside"), connection, processes)
         self._released()
         return {"steps": self.steps.came_back()}
 
@@ -369,6 +396,7 @@ class Holder:
         """No dump has the tree in its hands: its processes may reach the journal of steps."""
         self.steps.go_on()
         self.step_socket.open()
+        self.asked.released()
 
     def _step_counts(self) -> dict[str, Any]:
         return {**self.steps.counts(), "waiting": self.replication.waiting}
@@ -384,6 +412,7 @@ class Holder:
         self.lifetime.lost(connection)
         self.steps.lost(connection)
         self.replication.lost(connection)
+        self.callbacks.lost(connection, why)
         if connection.operator is not None:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.lifetime.end_if_done()
@@ -436,6 +465,7 @@ class Holder:
             **self.helpers.to_state(),
             **self.master.to_state(),
             **self.leasing.authority.to_state(),
+            **self.inside.to_state(),
             **self.clients.to_state(),
             **self.waits.to_state(),
             **self.echoes.to_state(),
@@ -457,6 +487,7 @@ class Holder:
         if self.session.state in ("running", "paused") and self.tree.root is not None:
             self.root_watch.begin()
         self.clients.restore(state, self.leasing.authority.operators)
+        self.inside.restore(state)
         self.waits.restore(state, self.clients.connections)
         self.self_fence.resume(state.get("until"))
         self.loop.soon(self.waits.answer)

@@ -32,7 +32,7 @@ class HolderOperations:
         handover: Handover,
         lifetime: Lifetime,
         report: StatusReport,
-        came_back: Callable[[], Message],
+        came_back: Callable[[Connection, Message], Message],
     ) -> None:
         self._session, self._events, self._audit = session, events, audit
         self._checkpointing, self._handover = checkpointing, handover
@@ -59,7 +59,7 @@ class HolderOperations:
 
     def _adopt(self, connection: Connection, by: Operator, message: Message) -> Message:
         self._adoption.adopt(connection, by, message)
-        return self._came_back()
+        return self._came_back(connection, message)
 
     def _checkpoint_done(self, connection: Connection, by: Operator, message: Message) -> None:
         checkpoint, ended = text(message, "checkpoint"), boolean(message, "ended")

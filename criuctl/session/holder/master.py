@@ -32,6 +32,7 @@ _WRITE = 4096
 COMMAND = "command"  # the kind of input that no person typed: a command for the shell
 _ON_ITS_WAY = 0.03  # seconds from the master to the programs' side of the terminal, at most
 _TIOCGPTPEER = 0x5441
+_TIOCGSID = 0x5429  # not in the termios module
 
 
 @dataclass(slots=True)
@@ -108,6 +109,14 @@ class Master:
             return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
         except (OSError, termios.error):
             return False
+
+    def leader(self) -> int:
+        """Return the PID of the process that leads the terminal's session; 0 if there is none."""
+        try:
+            data = fcntl.ioctl(self.fd, _TIOCGSID, bytes(4))
+        except (OSError, ValueError):  # ValueError: the session has no terminal
+            return 0
+        return int(struct.unpack("i", data)[0])
 
     @property
     def canonical(self) -> bool:

@@ -9,6 +9,9 @@ waiting until the next one comes.
 Whether a step has to be stored depends on its record: that it ended, in whatever way, and that a
 step of the kind ``once`` has begun. Otherwise another host that takes the session over could run it
 without knowing that it was tried.
+
+The supervisor is also the one that takes the checkpoints that programs ask for: the answers to its
+requests say when it has to (`asked_checkpoints`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...steps.journal import Journal
+from .asked_checkpoints import AskedCheckpoints
 from .connection import Connection
 from .request_values import LATER, Message, fitting
 from .steps import Steps
@@ -25,12 +29,13 @@ from .steps import Steps
 class Replication:
     """The waits of one holder for its replica in the store."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, asked: AskedCheckpoints) -> None:
+        self._steps, self._asked = steps, asked
         self._stored = 0  # sequence of the newest record that is in the store
         self._replica: tuple[Connection, int, int] | None = None  # connection, request, sequence
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         steps.on_change = self._changed
+        asked.on_asked = self._asked_for
 
     @property
     def waiting(self) -> int:
@@ -80,6 +85,7 @@ class Replication:
         if journal is not None:
             journal.replicate(False)
         self._replica = None
+        self._asked.supervisor_left(0)
         for _, answer in self._waiting:
             answer()
         self._waiting.clear()
@@ -88,11 +94,17 @@ class Replication:
         """A client is gone; it may be the supervisor. Answers go on waiting for the next one."""
         if self._replica is not None and self._replica[0] is connection:
             self._replica = None
+            self._asked.supervisor_left()
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _journal(self, create: bool = False) -> Journal | None:
         return self._steps.writable() if create else self._steps.journal
+
+    def _asked_for(self) -> bool:
+        """Programs wait for a checkpoint: return whether there is a supervisor, which takes it."""
+        self._changed()
+        return self._replica is not None
 
     def _changed(self) -> None:
         """A record was written: answer the supervisor that waits for one."""
@@ -106,12 +118,18 @@ class Replication:
             connection.send({"id": request, "ok": True, **body})
 
     def _news(self, journal: Journal) -> dict[str, Any] | None:
-        """Return what the supervisor has to store; None: nothing."""
+        """Return what the supervisor has to store, and whether it has to take a checkpoint; None:
+        nothing.
+        """
         assert self._replica is not None
         found = fitting(
             {**step.to_dict(), "sequence": number} for number, step in journal.steps(self._stored)
         )
-        return {"steps": found, "sequence": found[-1]["sequence"]} if found else None
+        asked = bool(self._asked.news())
+        if not found and not asked:
+            return None
+        sequence = found[-1]["sequence"] if found else self._stored
+        return {"steps": found, "sequence": sequence, "checkpoint_asked": asked}
 
     def _release(self) -> None:
         """Answer those whose record is stored by now."""

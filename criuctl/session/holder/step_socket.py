@@ -2,7 +2,7 @@
 
 It is the file ``steps`` in the folder that the tree sees as CRIUCTL_SESSION_DIR. A connection
 carries one request, a line of JSON, and its answer, another line; then it is closed. It accepts the
-operations of `_OPERATIONS` only, and gives none of an operator's rights.
+operations on steps, and those of `inside_operations`, and gives none of an operator's rights.
 
 The peer must be a process of the session's tree, as the kernel says at connect(2): its PID is
 looked up among the tree's processes, and a pidfd shows that it is still that process. What it may
@@ -24,7 +24,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +68,7 @@ class StepSocket:
         tree: Tree,
         steps: Steps,
         replication: Replication,
+        more: Mapping[str, Callable[[Peer, Message], Message]],
     ) -> None:
         self._loop, self._files, self._tree = loop, files, tree
         self._replication = replication
@@ -79,6 +80,7 @@ class StepSocket:
             "step-failed": steps.failed,
             "step-progress": steps.progress,
             "step-show": steps.show,
+            **more,
         }
 
     # -- open and shut ----------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class StepSocket:
             if action is None:
                 raise StepRefused("unknown-operation", "no operation of this name")
             body = action(caller.peer, message)
-            needed = self._replication.needed(str(message.get("step")))
+            needed = self._replication.needed(str(message["step"])) if "step" in message else 0
         except Again:
             self._reply(caller, {"again": True})
         except StepRefused as refused:

@@ -294,7 +294,7 @@ class Steps:
         in_flight, repeated = list[str](), list[str]()
         if journal is None:
             return {"in_flight": in_flight, "repeated": repeated}
-        inner = self._inner_pids()
+        inner = self.inner_pids()
         incarnation = self._session.identity.incarnation
         for name in sorted(journal.began | set(under_way)):
             step = journal.get(name)
@@ -312,7 +312,7 @@ class Steps:
             self._events.emit("steps-restored", in_flight=in_flight, repeated=repeated)
         return {"in_flight": in_flight, "repeated": repeated}
 
-    def _inner_pids(self) -> dict[int, Owner]:
+    def inner_pids(self) -> dict[int, Owner]:
         """Return the processes of the tree by their PID in it."""
         found = {}
         for identity in self._tree.members():

@@ -43,6 +43,11 @@ PLAIN = "criuctl.session.launch.plain_spawn:spawn_plain"
 _ENTRY = Path(__file__).parents[1] / "entry.py"
 _TIMEOUT = 30.0
 _LOG_TAIL = 2000
+# What a holder's own ``criuctl snapshot`` is to use as the command that starts the holder.
+_PLACES = (
+    *("store", "state_dir", "cache_dir", "run_dir", "host_id", "key_dir", "key_file"),
+    *("passphrase_file", "passphrase_command", "s3_endpoint", "s3_region", "criu"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         "run_folder": str(run_folder),
         "state_folder": str(state_folder),
         "scrollback": spec.scrollback or config.scrollback_mib << 20,
+        "helper_environment": _environment(config),
     }
     kept = [fd for fd in (spec.log_fd, *spec.fds) if fd is not None]
     answer = _launch(_scope(spec.name), body, run_folder, kept, timeout)
@@ -130,6 +136,15 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         answer.get("start_time"),
         answer.get("facts", {}),
     )
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """Return the variables by which another criuctl uses the same store and folders; the rest is
+    read from the configuration files again.
+    """
+    found = {f"CRIUCTL_{key.upper()}": str(getattr(config, key)) for key in _PLACES}
+    found["CRIUCTL_HOOK_DIRS"] = ":".join(config.hook_dirs)
+    return {key: value for key, value in found.items() if value}
 
 
 def _take_name(name: str, run_folder: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 from support import checkpoints as kit
 
 from criuctl.checkpoint import leases, objects, step_replica
+from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.step_replica import Replica, read
 from criuctl.errors import Conflict, Damaged
+from criuctl.report import Reporter
 from criuctl.steps.states import Step, done, key_of
+from criuctl.store.local import LocalStore
 
 REF = SessionRef("web", "a" * 32)
 
@@ -105,3 +110,47 @@ def test_an_object_of_another_session_is_refused(tmp_path: Path) -> None:
     repository.store.put(f"steps/{token}/{1:020d}", data)
     with pytest.raises(Damaged):
         read(repository, other.id)
+
+
+def test_steps_of_a_session_that_cannot_come_back_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    repository = kit.repository(tmp_path, store=LocalStore(str(folder)))
+    home(repository).put([ended("x").to_dict()])
+
+    def abandoned(before: float = time.time() + 60) -> list[str]:
+        return step_replica.abandoned(repository, before)
+
+    names = [info.name for info in repository.store.list("steps/")]
+    assert abandoned() == []  # its home is here
+    leases.end(repository, REF, 2, host="one", host_name="one")
+    assert abandoned(before=time.time() - 60) == []  # too young
+    assert abandoned() == names
+    # the collection itself counts a day by the store's clock
+    assert Collection(repository, Reporter(), grace=0).run().refused_others == 0
+    assert known(repository) == {"x": "done"}
+    for name in names:
+        os.utime(folder / name, (1, 1))
+    # another session of the same name, with a checkpoint, is not this one
+    summary = kit.write(repository, session=REF.name)
+    assert summary.session_id != REF.id and abandoned() == names
+    Collection(repository, Reporter(), grace=0).run()
+    assert known(repository) == {}
+
+
+def test_steps_stay_as_long_as_there_is_a_checkpoint_or_one_is_unreadable(tmp_path: Path) -> None:
+    repository = kit.repository(tmp_path)
+    summary = kit.write(repository, session="web")
+    ref = SessionRef("web", summary.session_id)
+    leases.claim(repository, ref.name, ref.id, 1, host="one").keep()
+    Replica(repository, ref, "one").put([ended("x").to_dict()])
+    leases.end(repository, ref, 1, host="one", host_name="one")
+    later = time.time() + 60
+    assert step_replica.abandoned(repository, later) == []
+    repository.remove(summary)
+    (record,) = [info.name for info in repository.store.list("sessions/")][-1:]
+    data = repository.store.get(record, objects.LEASE.limit)
+    repository.store.put(record, data[:-1])
+    assert step_replica.abandoned(repository, later) == []
+    repository.store.put(record, data)
+    assert len(step_replica.abandoned(repository, later)) == 1

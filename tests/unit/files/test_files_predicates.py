@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from criuctl.checkpoint.manifest import Manifest, PredicateRecord, SessionRef
 from criuctl.config import Config, load
 from criuctl.errors import ConfigError, Damaged, PreflightRefused, UsageError
 from criuctl.files import predicates
+from criuctl.proc.credentials import Credentials
 
 
 def manifest(*required: PredicateRecord, hours: float = 0.0) -> Manifest:
@@ -146,3 +149,56 @@ def test_only_our_own_commands_and_allowed_ones_are_run(tmp_path: Path) -> None:
 def test_malformed_records(wrong: dict[str, object]) -> None:
     with pytest.raises(Damaged):
         PredicateRecord.from_dict({"kind": "command", "argument": "true", **wrong})
+
+
+ROOT, NOBODY = Credentials(0, 0), Credentials(65534, 65534)
+
+
+def asked(
+    config: Config, kind: str, argument: str, user: Credentials = ROOT, *, foreign: bool = False
+) -> PredicateRecord:
+    """What is recorded of one predicate that a program asks for."""
+    one = {"kind": kind, "argument": argument, "foreign": foreign}
+    (record,) = predicates.note_asked(config, [one], user)
+    return record
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_what_a_program_asks_for_is_noted_with_its_own_rights(tmp_path: Path, public: Path) -> None:
+    config, file = Config(state_dir=str(tmp_path / "state")), public / "file"
+    file.write_text("x")
+    file.chmod(0o600)
+    assert state(config, asked(config, "file", str(file))) == ("holds", "")
+    refused = asked(config, "file", str(file), NOBODY)
+    assert (refused.digest, "Permission denied" in refused.unmet) == ("", True)
+    found, why = state(config, refused)
+    assert found == "stale" and "could not be noted at the dump" in why
+    file.chmod(0o644)
+    assert state(config, asked(config, "file", str(file), NOBODY)) == ("holds", "")
+    os.truncate(file, predicates.MOST_ASKED + 1)
+    assert "of at most" in asked(config, "file", str(file)).unmet
+    assert asked(config, "age", "7d") == PredicateRecord("age", "7d")
+
+
+def test_root_runs_no_command_that_it_has_not_accepted(tmp_path: Path) -> None:
+    config, ran = Config(state_dir=str(tmp_path / "state")), tmp_path / "ran"
+    command = f"touch {ran}"
+    for record in (
+        asked(config, "command", command, NOBODY),
+        asked(config, "command", command, foreign=True),
+    ):
+        assert (record.unmet != "", record.mac) == (True, "")
+        assert state(config, record)[0] == "stale" and not ran.exists()
+    configured = replace(config, predicates={"none": (f"command:{command}",)})
+    assert asked(configured, "command", command, foreign=True).unmet == "" and ran.exists()
+    # one of its own that fails is stale, and still its own for the next home here
+    failed = asked(config, "command", "exit 3")
+    assert "ended with 3" in failed.unmet and failed.mac
+    assert predicates.note_asked(config, [{"kind": "age", "argument": "0"}], ROOT) == ()

@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from criuctl.checkpoint.manifest import Manifest, SessionRef
+from criuctl.checkpoint.manifest import Manifest, PredicateRecord, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.terminal_records import HolderRecord
 from criuctl.config import Config
+from criuctl.host import key
 from criuctl.host.holders import RestoredHolder
 from criuctl.host.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
@@ -76,3 +77,32 @@ def test_it_is_gone_when_the_restore_has_failed(
         assert not holder.identity.alive()
     finally:
         holder.end()
+
+
+def test_a_command_of_another_host_s_checkpoint_is_foreign(tmp_path: Path) -> None:
+    here = Config(state_dir=str(tmp_path / "here"))
+    conditions = [
+        {"kind": "output", "argument": "true", "foreign": False},
+        {"kind": "age", "argument": "7d"},
+        "nonsense",
+    ]
+    mac = key.seal(here, "output:true")
+    manifest = Manifest(
+        id="ab" * 16,
+        session=SessionRef("web", "cd" * 16),
+        holder=HolderRecord(inside={"conditions": conditions, "checkpoints": ["t"]}),
+        predicates=(PredicateRecord("output", "true", mac=mac),),
+    )
+    record = SessionRecord(name="web")
+
+    def foreign(config: Config) -> list[bool]:
+        asked = RestoredHolder(config, manifest, record, copy=True)._asked_inside()
+        assert (asked["fork"], asked["checkpoint"], asked["checkpoints"]) == (
+            True,
+            manifest.id,
+            ["t"],
+        )
+        return [one["foreign"] for one in asked["conditions"]]
+
+    assert foreign(here) == [False, True]
+    assert foreign(Config(state_dir=str(tmp_path / "there"))) == [True, True]

@@ -31,7 +31,7 @@ KEYS = {
     "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
     "operators", "ceilings", "lease", "soft", "lease_held", "echoes", "listener",
-    "connections", "waits", "shell", "reserved", "new_commands",
+    "connections", "waits", "shell", "reserved", "new_commands", "inside",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {
@@ -46,6 +46,7 @@ LATER = {
     "shell",
     "reserved",
     "new_commands",
+    "inside",
 }
 
 
