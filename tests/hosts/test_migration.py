@@ -72,7 +72,11 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     a.criuctl("send", "work", "--text", "X=40; exec 5>>log; sleep 1000 &", "--enter")
     prompt(a, "work")
     a.criuctl("send", "work", "--text", "echo half-")
-    a.criuctl("wait", "work", "--match", "half-", "--timeout", "30")
+    wait_until(
+        lambda: "echo half-" in str(a.criuctl("capture", "work")["lines"]),
+        30,
+        "the shell has read it",
+    )
 
     report = a.criuctl("migrate", "work", b.ssh_url)
     assert (report["session"], report["from"], report["host"], report["incarnation"]) == (

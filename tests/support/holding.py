@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -115,6 +117,18 @@ os.read(0, 1)
 def expected(count: int) -> bytes:
     """What `numbers` prints."""
     return b"".join(b"%07d\n" % n for n in range(count))
+
+
+def printed(
+    client: Session, pattern: str, *, since: int | str = "start", timeout: float = TIMEOUT
+) -> re.Match[str]:
+    """Wait until this is in the very bytes of the output, echoes and control sequences included."""
+    deadline = time.monotonic() + timeout
+    while True:
+        piece = client.read(since)
+        if match := re.search(pattern, piece.data.decode(errors="replace")):
+            return match
+        client.wait_output(piece.end, max(0.0, deadline - time.monotonic()))
 
 
 def until(client: Session, condition: Callable[[bytes], bool]) -> tuple[int, bytes]:

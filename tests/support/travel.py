@@ -19,7 +19,7 @@ from criuctl.errors import TimedOut
 from criuctl.session.client.session import Session
 
 from .command import Criuctl
-from .holding import TIMEOUT, Holders
+from .holding import TIMEOUT, Holders, printed
 from .keeper import Keeper, Launched, wait_until
 
 ENVIRONMENT = {
@@ -98,7 +98,7 @@ class Desk:
     def expect(self, pattern: str, timeout: float = TIMEOUT) -> re.Match[str]:
         """Wait until the session has printed this since the last that was expected or typed."""
         try:
-            found = self.client.wait_match(pattern, since=self.mark, timeout=timeout)
+            found = printed(self.client, pattern, since=self.mark, timeout=timeout)
         except TimedOut as error:
             raise AssertionError(
                 f"{pattern!r} did not come; seen: {self.client.read(self.mark).data!r}"

@@ -22,6 +22,8 @@ from typing import Any
 
 from servers.rclone import rclone
 
+from criuctl.session.client.matching import ECHO
+
 from .hold import Hold
 from .lab import GAMMA, Lab
 from .machine import Machine, VmError, wait_for
@@ -85,7 +87,7 @@ class Checks:
             # the terminal reads lines by now
             self.alpha.criuctl("wait", name, "--match", "now-42", "--timeout", "60")
             self.alpha.criuctl("send", name, "--text", "half-")
-            self.alpha.criuctl("wait", name, "--match", "half-", "--timeout", "60")
+            self.alpha.criuctl("wait", name, "--match", ECHO, "--timeout", "60")
             yield name
         finally:
             for machine in self.lab.both:
@@ -248,13 +250,13 @@ class Checks:
             there = self.migrate(self.alpha, self.beta, name)
             self.memory(self.beta)
             self.beta.criuctl("send", name, "--text", "typed", "--enter")
-            self.beta.criuctl("wait", name, "--match", r"typed\s+half-typed", "--timeout", "60")
+            self.beta.criuctl("wait", name, "--match", "^half-typed", "--timeout", "60")
             self.beta.criuctl("send", name, "--text", "second-")
-            self.beta.criuctl("wait", name, "--match", "second-", "--timeout", "60")
+            self.beta.criuctl("wait", name, "--match", ECHO, "--timeout", "60")
             back = self.migrate(self.beta, self.alpha, name)
             self.memory(self.alpha)
             self.alpha.criuctl("send", name, "--text", "line", "--enter")
-            self.alpha.criuctl("wait", name, "--match", r"line\s+second-line", "--timeout", "60")
+            self.alpha.criuctl("wait", name, "--match", "^second-line", "--timeout", "60")
             if self.observer.journey(name) != [self.alpha.name, self.beta.name, self.alpha.name]:
                 raise VmError(f"its journey was {self.observer.journey(name)}")
         for where, report in (("migrate, to beta", there), ("migrate, back to alpha", back)):

@@ -32,8 +32,9 @@ def resume(app: App, name: str, agent_stays_out: bool) -> int:
     """Let a session that was paused or halted continue. Processes that were stopped before that
     stay stopped. An agent cannot resume a session that was halted.
 
-    With --agent-stays-out, no agent and no script types, signals or pauses until criuctl role gives
-    it the role write again; '*' means all of them. This lasts over a dump and restore.
+    With --agent-stays-out, no agent and no script types, signals, pauses or kills until criuctl
+    role gives it the role write, or admin, again; '*' means all of them. This lasts over a dump and
+    restore. criuctl's own dumps, restores and supervision go on.
     """
     from ...ops.pause import resume as go_on
 

@@ -43,14 +43,32 @@ class Leasing:
 
         `soft` and `polite` are as in `Authority.request`.
         """
+        self._check(by)
+        if self.authority.request(by, ttl, time.monotonic(), soft=soft, polite=polite):
+            self.changed(how, by)
+
+    def take(self, by: Operator, ttl: float, hold: float) -> Operator | None:
+        """Take the lease for `by`, held for so many seconds (0: not held); return its last owner.
+
+        A lease that is held for longer for the same identity stays so.  `Refused`.
+        """
+        self._check(by)
+        now = time.monotonic()
+        kept = self.authority.held_until(by)
+        other = self.authority.take(by, ttl, now)
+        self.changed("take", by, **{"from": other.who() if other is not None else None})
+        if hold and now + hold > kept:
+            self.hold(by, hold)
+        return other
+
+    def _check(self, by: Operator) -> None:
+        """Refuse the lease of a halted session to all but humans."""
         if self._session.halted and by.kind != "human":
             raise Refused(
                 "state",
                 "the session is halted: until it is resumed only humans write",
                 state=self._session.state,
             )
-        if self.authority.request(by, ttl, time.monotonic(), soft=soft, polite=polite):
-            self.changed(how, by)
 
     def hold(self, by: Operator, seconds: float) -> None:
         """Keep the lease, which `by` has just got, for its identity and so many seconds."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Any
 
 from .. import protocol
 from .audit_log import AuditWriter
@@ -140,14 +139,8 @@ class WriteOperations:
         return self.lease()
 
     def _lease_take(self, connection: Connection, by: Operator, message: Message) -> Message:
-        ttl, hold = _ttl(message), _hold(message)
-        kept = self._authority.held_until(by)
-        other = self._authority.take(by, ttl, time.monotonic())
-        former: dict[str, Any] = {"from": other.who() if other is not None else None}
-        self._leasing.changed("take", by, **former)
-        if hold and time.monotonic() + hold > kept:
-            self._leasing.hold(by, hold)
-        return {**self.lease(), **former}
+        other = self._leasing.take(by, _ttl(message), _hold(message))
+        return {**self.lease(), "from": other.who() if other is not None else None}
 
     def _lease_grant(self, connection: Connection, by: Operator, message: Message) -> Message:
         heir = self._authority.grant(by, text(message, "to", 32), time.monotonic())

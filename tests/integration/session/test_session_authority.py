@@ -22,6 +22,7 @@ from criuctl.errors import (
     NotFound,
     PlatformError,
     SessionGone,
+    UsageError,
     WrongState,
 )
 from criuctl.session.client.session import Event, Session
@@ -189,6 +190,40 @@ def test_an_operator_comes_back_to_its_lease(holders: Holders) -> None:
     again = holders.connect(resume=(first.operator, first.token))
     assert again.operator == first.operator
     assert other.status()["lease"]["operator"] == again.operator
+
+
+def test_a_held_lease_outlives_its_owners_connection_and_the_holders_program(
+    holders: Holders,
+) -> None:
+    holders.start("cat")
+    watcher = holders.connect(role="observe")
+    watcher.request("subscribe")
+    holders.connect(kind="agent", operator="bot", role="write").lease_request(hold=600)
+    holders.clients[-1].leave()
+    wait_until(
+        lambda: "bot" not in {one["name"] for one in watcher.status()["operators"]}, TIMEOUT, "left"
+    )
+    admin = holders.connect(operator="root")
+    admin.reexec()
+    lease = admin.status()["lease"]
+    assert (lease["name"], lease["held"]) == ("bot", True)
+    again = holders.connect(kind="agent", operator="bot", role="write")
+    again.send("x\n")
+    human = holders.connect(operator="eve", role="write")
+    for one in (human, holders.connect(operator="bot", role="write")):  # or of another kind
+        with pytest.raises(LeaseHeld, match="keeps the lease for"):
+            one.send("y\n")
+    again.leave()
+    with pytest.raises(LeaseHeld):
+        human.send("y\n")
+    taken = human.lease_take(hold=1)
+    assert (taken["from"]["name"], taken["lease"]["held"]) == ("bot", True)
+    human.close()
+    wait_until(lambda: watcher.status()["lease"] is None, TIMEOUT, "its time is over")
+    hows = [event["how"] for event in events(watcher, "lease")]
+    assert hows == ["request", "hold", "implicit", "take", "hold", "expired"]
+    with pytest.raises(UsageError):
+        admin.request("lease-request", hold=5, queue=True)
 
 
 def test_two_who_race_for_the_lease_never_both_write(holders: Holders) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.command import Home
-from support.holding import TIMEOUT, Holders
+from support.holding import TIMEOUT, Holders, printed
 from support.keeper import Keeper, wait_until
 
 from criuctl.errors import CommandFailed, Conflict, NotFound, TimedOut, UsageError, WrongState
@@ -62,7 +62,7 @@ def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Ho
     before = human.wait_idle(0.5, TIMEOUT)  # which a counter that runs never is
     human.send("typed while it stands still\n")
     human.resume()
-    human.wait_match("still", since=before, timeout=TIMEOUT)
+    printed(human, "still", since=before)
     assert human.status()["state"] == "running"
 
 
@@ -130,7 +130,7 @@ def test_what_the_terminal_has_not_taken_in_time_is_not_typed_later(holders: Hol
     assert client.status()["queued_input"] == 0
     client.signal("CONT", to="session")
     client.send("END")
-    client.wait_match("x+END", since="start", timeout=TIMEOUT)
+    printed(client, "x+END")
     assert client.read("start").data.count(b"x") == taken
     assert [entry["written"] for entry in client.audit() if entry["what"] == "cancel"] == [taken]
 
@@ -259,7 +259,7 @@ def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_la
 ) -> None:
     holders.start("sh", "-c", "echo before; cat")
     dumper, writer = holders.connect(), holders.connect(operator="writer")
-    writer.wait_match("before\r\n", since="start", timeout=TIMEOUT)
+    writer.wait_match("before\n", since="start", timeout=TIMEOUT)
     facts = dumper.request("checkpoint-begin")
     assert facts["offset"] == len(b"before\r\n") and facts["pending_input"] == []
     with pytest.raises(Conflict, match="checkpoint"):
@@ -345,7 +345,7 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, outco
     started = holders.start("sh", "-c", "echo first life; cat")
     dumper, operator = holders.connect(), holders.connect(operator="stays")
     operator.attach("start", write=True)
-    operator.wait_match("first life\r\n", since="start", timeout=TIMEOUT)
+    operator.wait_match("first life\n", since="start", timeout=TIMEOUT)
     dumper.request("checkpoint-begin")
     dumper.request("checkpoint-commit", checkpoint="c7")
     assert operator.send("typed in between\n")["held"]
@@ -393,9 +393,7 @@ def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, outco
         ["one connection"],
         17,
     )
-    operator.wait_match(
-        "(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT
-    )
+    printed(operator, "(?s)typed in between\r\n.*typed in between")
     data = operator.read("start").data
     assert data.startswith(b"first life\r\n") and b"second life" in data
     with pytest.raises(WrongState):
@@ -500,9 +498,7 @@ def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(
 
     root = _come(holders, restorer := holders.connect(), settles=True)
     restorer.request("settle")
-    operator.wait_match(
-        "(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT
-    )
+    printed(operator, "(?s)typed in between\r\n.*typed in between")
     assert operator.status()["moved_to"] is None
     os.kill(root, signal.SIGKILL)
     os.waitpid(root, 0)
@@ -570,7 +566,7 @@ def test_a_holder_whose_files_are_gone_does_not_become_another_program(holders: 
     with pytest.raises(CommandFailed, match="output"):
         client.reexec()
     client.send("still here\n")
-    assert client.wait_match("still here\r\nstill here", since="start", timeout=TIMEOUT)
+    printed(client, "still here\r\nstill here")
 
 
 def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Holders) -> None:

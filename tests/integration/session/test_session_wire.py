@@ -181,6 +181,19 @@ def test_nothing_is_done_for_who_did_not_say_hello(holders: Holders, socket_path
     ]
 
 
+def test_a_client_that_does_not_say_what_it_is_is_refused(
+    holders: Holders, socket_path: Path
+) -> None:
+    """A halt would have to guess whether to stop it."""
+    with raw(socket_path, {"name": "mute", "role": "write"}) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        (refused,) = answers(sock)
+    assert refused["error"]["code"] == "bad-request"
+    assert "'kind' is missing" in refused["error"]["message"]
+    assert "human, agent, service" in refused["error"]["hint"]
+    assert "mute" not in {one["name"] for one in holders.connect().status()["operators"]}
+
+
 def test_unexpected_descriptors_are_closed(holders: Holders, socket_path: Path) -> None:
     client = holders.connect()
     pid = client.status()["holder_pid"]

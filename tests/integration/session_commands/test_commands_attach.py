@@ -287,7 +287,11 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
     (link,) = psutil.Process(pid_of(window)).children()
     at = operators("status", "work")["offset"]
     window.send(b"sleep 0.3; echo still | tr a-z A-Z\r")
-    operators("wait", "work", "--match", "sleep", "--since", at, "--timeout", TIMEOUT)
+    wait_until(
+        lambda: "sleep" in "".join(operators("capture", "work", "--since", at)["lines"]),
+        TIMEOUT,
+        "the shell has read it",
+    )
     link.kill()
     window.expect(rb"STILL\r\n")
     window.send(b"echo back | tr a-z A-Z\r")

@@ -524,7 +524,7 @@ def test_the_log_and_the_recording(operators: Operators, tmp_path: Path) -> None
     operators("wait", "talk", "--exit", "--timeout", TIMEOUT)
     entries = operators("log", "talk")
     (typed,) = [entry for entry in entries if entry["what"] == "input"]
-    assert (typed["text"], typed["kind"], typed["name"]) == ("hello\r", "agent", "tester")
+    assert (typed["text"], typed["kind"], typed["name"]) == ("hello\r", "service", "tester")
     assert [entry["sequence"] for entry in entries] == sorted(
         entry["sequence"] for entry in entries
     )
