@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.registry import boot_id, exclusive, write_record
 from ..host.retention import LONGEST, Rules
 from ..proc.tree import ProcessIdentity
@@ -77,7 +77,7 @@ class Schedule(Struct, frozen=True):
         return asdict(self)
 
 
-@events.recorded("schedule-add", events.nothing_more, about=events.of_schedule)
+@events.recorded("schedule-add", operation_facts.nothing_more, about=operation_facts.of_schedule)
 def add(
     config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]
 ) -> Schedule:
@@ -248,7 +248,7 @@ def _last(folder: Path, name: str) -> dict[str, Any] | None:
     return record
 
 
-@events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
+@events.recorded("schedule-remove", operation_facts.nothing_more, about=operation_facts.of_schedule)
 def remove(config: Config, name: str) -> None:
     """Remove its timer and its definition; raise `NotFound` if there is neither."""
     if _NAME.fullmatch(name) is None:
@@ -339,7 +339,7 @@ class Ran(Struct):
         }
 
 
-@events.recorded("schedule-run", events.scheduled, about=events.of_schedule)
+@events.recorded("schedule-run", operation_facts.scheduled, about=operation_facts.of_schedule)
 def run(
     config: Config,
     schedule: Schedule,

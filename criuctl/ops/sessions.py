@@ -21,7 +21,7 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import Conflict, InvalidName, NotFound, NotHeld, SessionGone, UsageError
 from ..host.holders import end_holder
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.maintenance import check_open
 from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 from ..quoting import quoted
@@ -69,7 +69,7 @@ class NewSession(Struct, frozen=True):
 # -- starting
 
 
-@events.recorded("run", events.begun, about=events.started)
+@events.recorded("run", operation_facts.begun, about=operation_facts.started)
 def run(
     config: Config,
     argv: Sequence[str],

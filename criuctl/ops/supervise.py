@@ -45,7 +45,7 @@ from ..errors import (
     StoreNotInitialised,
 )
 from ..host import fencing, lost_homes
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import moment
 from ..host.registry import SessionRecord, check_outside, exclusive
 from ..quoting import quoted
@@ -64,7 +64,7 @@ Role = Literal["home", "recover", "standby", "undecided", "over"]
 _LOOK = 5.0  # seconds between two readings of a lease, at most
 
 
-@events.recorded("supervise", events.supervised, about=events.of_name)
+@events.recorded("supervise", operation_facts.supervised, about=operation_facts.of_name)
 def supervise(
     config: Config, name: str, settings: SupervisorSettings, *, reporter: Reporter, tell: Tell
 ) -> bool:
