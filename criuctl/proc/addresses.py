@@ -28,8 +28,8 @@ from typing import Any
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
 from ..quoting import quoted
 from . import rtnetlink
+from .namespace_sockets import socket_inside
 from .rtnetlink import Address, Link, Route, Rtnetlink
-from .sockdiag import socket_inside
 
 _ETHERNET = 1
 _ETH_P_ARP = 0x0806

@@ -24,7 +24,7 @@ from support.keeper import wait_until
 
 from criuctl.errors import Conflict, NotFound, UsageError
 from criuctl.proc import addresses
-from criuctl.proc.sockdiag import socket_inside
+from criuctl.proc.namespace_sockets import socket_inside
 
 pytestmark = pytest.mark.integration
 
