@@ -131,8 +131,8 @@ def run(
     S3, a warning names the secret ones.
     """
     from ...errors import UsageError
+    from ...ops.new_session import run as start
     from ...ops.sessions import connect
-    from ...ops.sessions import run as start
     from ...session.client.local_terminal import Terminal
 
     if app.json and not detach:
