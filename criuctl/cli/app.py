@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..report import Reporter
 
+PROGRAM = "criuctl"
 DEGRADED = 11  # done, but something that policy calls optional failed
 
 

@@ -1,7 +1,7 @@
 """The program: the table of commands, the signals, and the one error boundary.
 
-All other modules raise. Only this module decides which message a person reads and which exit code a
-script gets:
+All other modules raise. Only this module decides what an exception means (`failures` prints it),
+and which exit code a script gets:
 
 - a `CriuctlError`: its message and hint on standard error (or ``{"error": ...}`` on standard output
   under --json), the exit code of its class;
@@ -29,21 +29,11 @@ import click
 
 from .. import __version__
 from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
-from ..redact import redacted
-from .app import App
+from .app import PROGRAM, App
+from .failures import Signalled, as_usage_error, bug, fail, interrupted
 from .pages import Entry, LazyGroup
-from .streams import (
-    ResultLost,
-    discard,
-    fill_standard_streams,
-    jsonable,
-    reader_gone,
-    tell,
-    write_result,
-)
-from .text import printable
+from .streams import discard, fill_standard_streams, reader_gone, write_result
 
-PROGRAM = "criuctl"
 COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
 
 _HERE = "criuctl.cli.commands"
@@ -259,14 +249,6 @@ cli = LazyGroup(
 )
 
 
-class Signalled(KeyboardInterrupt):
-    """A signal asked criuctl to stop; raised once, in the main thread."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 @contextmanager
 def signals_as_exception() -> Iterator[None]:
     """While inside, raise `Signalled` for the first SIGINT, SIGTERM or SIGHUP; report and ignore
@@ -334,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_as_exception():
             return _run(args, app)
     except KeyboardInterrupt as interrupt:
-        return _interrupted(interrupt, app)
+        return interrupted(interrupt, app)
 
 
 def _run(args: list[str], app: App) -> int:
@@ -347,30 +329,30 @@ def _run(args: list[str], app: App) -> int:
     except click.UsageError as error:
         # click did not parse the arguments after the mistake.
         app.json = app.json or "--json" in (args[: args.index("--")] if "--" in args else args)
-        return _fail(_as_usage_error(error), app)
+        return fail(as_usage_error(error), app)
     except click.ClickException as error:
-        return _fail(UsageError(error.format_message()), app)
+        return fail(UsageError(error.format_message()), app)
     except click.Abort as error:  # a prompt was left, by a signal or at the end of input
-        return _interrupted(
+        return interrupted(
             error.__context__ if isinstance(error.__context__, Signalled) else KeyboardInterrupt(),
             app,
         )
     except CriuctlError as error:
-        return _fail(error, app)
+        return fail(error, app)
     except BrokenPipeError as error:
         if not reader_gone():
-            return _bug(error, app)
+            return bug(error, app)
         discard(1)
         return 128 + signal.SIGPIPE
     except OSError as error:
         known = of_the_host(error)
-        return _bug(error, app) if known is None else _fail(known, app)
+        return bug(error, app) if known is None else fail(known, app)
     except MemoryError:
-        return _fail(NO_MEMORY, app)
+        return fail(NO_MEMORY, app)
     except RuntimeError as error:
-        return _fail(NO_THREADS, app) if _lacks_threads(error) else _bug(error, app)
+        return fail(NO_THREADS, app) if _lacks_threads(error) else bug(error, app)
     except Exception as error:  # the error boundary: any other exception is a bug by definition
-        return _bug(error, app)
+        return bug(error, app)
 
 
 def _lacks_threads(error: BaseException | None) -> bool:
@@ -382,111 +364,6 @@ def _lacks_threads(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
-
-
-def _as_usage_error(error: click.UsageError) -> UsageError:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return UsageError("no command given", hint=f"`{PROGRAM} --help` lists them.")
-    path = error.ctx.command_path if error.ctx is not None else PROGRAM
-    return UsageError(error.format_message(), hint=f"`{path} --help` explains the usage.")
-
-
-def _say(text: str, hint: str = "") -> None:
-    red, off = ("\x1b[31m", "\x1b[0m") if _coloured() else ("", "")
-    first, *more = text.splitlines() or [""]
-    tell(f"{red}{PROGRAM}:{off} {printable(first)}")
-    for line in more:
-        tell(f"  {printable(line)}")
-    for i, line in enumerate(hint.splitlines()):
-        tell(f"  {'hint: ' if i == 0 else '      '}{printable(line)}")
-
-
-def _coloured() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _in_json(app: App) -> bool:
-    """Return whether an error is to be printed as the one JSON value."""
-    return app.json and not app.answered
-
-
-def _print_error(body: dict[str, Any]) -> None:
-    import json
-
-    try:
-        write_result(json.dumps({"error": body}, default=jsonable))
-    except BrokenPipeError:
-        discard(1)
-    except CriuctlError as error:
-        _say(error.message)
-
-
-def _fail(error: CriuctlError, app: App) -> int:
-    # `ResultLost` says that standard output takes no data
-    if _in_json(app) and not isinstance(error, ResultLost):
-        _print_error(error.to_dict())
-    elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
-        from .commands.check import findings_lines
-
-        # Each obstacle on its own line, with its remedy; the message has them all in one sentence.
-        _say("refused before anything was touched:")
-        for line in findings_lines(obstacles):
-            tell(f"  {line}")
-    else:
-        _say(error.message, error.hint)
-    if app.verbose:
-        _print_causes(error)
-    if app.verbose > 1:
-        _print_traceback(error)
-    return error.exit_code
-
-
-def _print_causes(error: BaseException) -> None:
-    cause = error.__cause__
-    while cause is not None:
-        tell(f"  caused by: {type(cause).__name__}: {printable(cause)}")
-        cause = cause.__cause__
-
-
-def _print_traceback(error: BaseException) -> None:
-    import traceback
-
-    tell("".join(traceback.format_exception(error)).rstrip())
-
-
-def _bug(error: BaseException, app: App) -> int:
-    message = redacted(f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}")
-    hint = (
-        "Run it again with -v and report the traceback together with the output of `criuctl "
-        "version`."
-    )
-    if _in_json(app):
-        _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})
-    else:
-        _say(message, hint)
-    if app.verbose:
-        _print_traceback(error)
-    return 1
-
-
-def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
-    number = interrupt.number if isinstance(interrupt, Signalled) else int(signal.SIGINT)
-    notes = getattr(interrupt, "__notes__", ())  # what became of the tree
-    text = "; ".join([f"stopped by {signal.Signals(number).name}", *notes])
-    if _in_json(app):
-        _print_error(
-            {
-                "code": "interrupted",
-                "exit_code": 128 + number,
-                "message": text,
-                "hint": "",
-            }
-        )
-    else:
-        _say(text)
-    if app.verbose > 1:
-        _print_traceback(interrupt)
-    return 128 + number
 
 
 def _complete(instruction: str) -> int:

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..errors import CriuctlError
-from ..proc import connecting, sockdiag
+from ..proc import connecting, namespace_sockets
 from ..proc.credentials import Credentials, acting_as
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 
@@ -295,7 +295,7 @@ class Engine:
             if job.record.peer in self._rehearsed:
                 return
             # an abstract name is a different server in another net namespace
-            with sockdiag.socket_in_same_namespace(sock) as own:
+            with namespace_sockets.socket_in_same_namespace(sock) as own:
                 with self._changed:
                     state.borrowed = own
                 self._dial(job, own, deadline)

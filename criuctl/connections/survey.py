@@ -22,7 +22,7 @@ from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.sockdiag import namespace_socket
+from ..proc.namespace_sockets import namespace_socket
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process, read_tree
 from ..report import Reporter

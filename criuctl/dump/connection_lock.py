@@ -10,7 +10,7 @@ import socket
 from ..criu import driver
 from ..errors import CriuctlError
 from ..proc import netfilter
-from ..proc.sockdiag import socket_inside
+from ..proc.namespace_sockets import socket_inside
 from ..report import Reporter
 from .parts import TreeParts
 

@@ -30,7 +30,7 @@ from ..config import Config
 from ..errors import CriuctlError
 from ..host import key
 from ..host.registry import boot_id
-from ..proc import inodes, socketfiles, trustedpath
+from ..proc import file_access, inodes, socketfiles
 from ..proc.descriptors import Descriptor
 from ..proc.mappings import Mapping as MappedRange
 from ..proc.path_control import PathLookup
@@ -146,7 +146,7 @@ def _of_process(process: Process, descriptors: Sequence[Descriptor]) -> Iterator
             if d.deleted:
                 yield _Held(os.path.dirname(d.target), folder)
             else:
-                wanted = trustedpath.access_of(d.flags) & any_uid  # os.R_OK is stat.S_IROTH
+                wanted = file_access.access_of(d.flags) & any_uid  # os.R_OK is stat.S_IROTH
                 yield _Held(d.target, wanted, f"/proc/{pid}/fd/{d.fd}")
     if process.zombie:
         return

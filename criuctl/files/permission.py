@@ -33,7 +33,7 @@ from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu.heldfiles import HeldFile, Use, is_bad_flag
 from ..errors import Damaged, UntrustedPath
-from ..proc import trustedpath
+from ..proc import file_access, trustedpath
 from ..proc.credentials import Credentials
 from ..proc.path_control import Found
 from ..proc.trustedpath import Fault, Place
@@ -145,7 +145,7 @@ class Judge(Struct, frozen=True):
             user = self.holders.get(pid)
             if user is None or user.uid == 0:
                 continue
-            if not trustedpath.may_open(user, found.walked, access):
+            if not file_access.may_open(user, found.walked, access):
                 text = (
                     f"user {user.uid} may not open it so, and nothing proves that the tree had it:"
                     " the store is not encrypted, and this host has not made the checkpoint"
@@ -170,7 +170,7 @@ class Judge(Struct, frozen=True):
                 continue
             owners = {user.uid, self.owners.get(origin, user.uid)}
             strange = found.status.st_uid not in owners
-            if strange or not trustedpath.may_open(user, [component], access):
+            if strange or not file_access.may_open(user, [component], access):
                 text = f"user {user.uid} may not open what its other name leads to now"
                 return Objection(held.path, use, Fault(held.path, text, ""))
         return None
@@ -213,7 +213,7 @@ class Judge(Struct, frozen=True):
             with trustedpath.opened(path, root=root, trusted={0, user.uid}) as place:
                 if not os.path.samestat(place.status, found.status):
                     return Fault(path, f"{path} changes while it is looked at", "")
-                if not trustedpath.may_open(user, place.walked, access):
+                if not file_access.may_open(user, place.walked, access):
                     return _not_allowed(path, user, found, place)
                 return place.way_fault and self._strange(path, place.way_fault, user, place)
         except UntrustedPath as error:
@@ -247,14 +247,14 @@ def _wanted(held: HeldFile, holders: Iterable[int]) -> Iterable[tuple[int, int, 
     all processes.
     """
     if not held.uses:
-        return [(pid, trustedpath.access_of(held.flags), None) for pid in holders]
+        return [(pid, file_access.access_of(held.flags), None) for pid in holders]
     return [(use.pid, _access(use), use) for use in held.uses]
 
 
 def _access(use: Use) -> int:
     if use.role in ("program", "working folder", "root folder"):
         return os.X_OK
-    return trustedpath.access_of(use.flags)
+    return file_access.access_of(use.flags)
 
 
 def check_external(files: Iterable[HeldFile], manifest: Manifest) -> None:

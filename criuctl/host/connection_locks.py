@@ -23,7 +23,7 @@ from ..config import Config
 from ..connections.repair_mode import Mendable, mend
 from ..errors import CriuctlError
 from ..proc import locks, netfilter
-from ..proc.sockdiag import namespace_socket
+from ..proc.namespace_sockets import namespace_socket
 from ..proc.tree import ProcessIdentity
 from .registry import SHIELDS, boot_id, run_folder
 

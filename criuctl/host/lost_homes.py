@@ -33,7 +33,7 @@ from ..report import Reporter
 from ..session.sessions import inside, leftovers, state_of
 from ..store import open_store
 from .fencing import Fenced, judge, lease_dict
-from .journal import events
+from .journal import events, operation_facts
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 
 _PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
@@ -74,7 +74,7 @@ class StandDown(Struct, frozen=True):
 # ------------------------------------------------------------------------------------
 
 
-@events.recorded("fence", events.fenced, about=events.of_session)
+@events.recorded("fence", operation_facts.fenced, about=operation_facts.of_session)
 def stop(
     config: Config,
     record: SessionRecord,

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..connections.multicast import device_number
 from ..criu.images import ImageSet
-from ..proc.sockdiag import socket_inside
+from ..proc.namespace_sockets import socket_inside
 from .network_choice import NetMode, Place, is_new, opened
 
 _LOOPBACK = "lo"  # the only one of a new network

@@ -20,7 +20,7 @@ from ..checkpoint.connection_record import endpoint
 from ..checkpoint.manifest import Manifest
 from ..errors import RestoreFailed
 from ..host.registry import boot_id
-from ..proc.sockdiag import net_cookie
+from ..proc.namespace_sockets import net_cookie
 
 NetMode = Literal["host", "named", "existing", "private", "dumped"]
 _FOLDERS = ("/run/netns", "/var/run/netns")

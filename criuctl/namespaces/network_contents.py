@@ -27,9 +27,9 @@ from msgspec import Struct
 from ..errors import CriuctlError, NoSuchProcess
 from ..host.target import ancestors
 from ..proc import netfilter, rtnetlink
+from ..proc.namespace_sockets import socket_inside
 from ..proc.namespaces import in_net_namespace, named_netns, new_net_namespace
 from ..proc.procfs import all_pids, read_link, read_text, reading
-from ..proc.sockdiag import socket_inside
 from ..report import Reporter
 
 _SYSCTLS = "/proc/sys/net"

@@ -26,10 +26,10 @@ from msgspec import Struct
 from ..errors import CriuctlError
 from ..proc import command
 from ..proc.mounts import read_mounts
+from ..proc.namespace_sockets import net_cookie
 from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
 from ..proc.namespaces import ns_pids as pids_of
 from ..proc.procfs import reading
-from ..proc.sockdiag import net_cookie
 from ..proc.tree import read_tree
 from .network_contents import Network, OwnNetwork, own_network
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from ..criu.images import ImageSet
 from ..proc import sockdiag
-from ..proc.sockdiag import socket_inside
+from ..proc.namespace_sockets import socket_inside
 
 _PATIENCE, _PAUSE = 2.0, 0.05  # seconds for peers to acknowledge: a few round trips
 

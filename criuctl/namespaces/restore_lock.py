@@ -18,7 +18,7 @@ from ..criu import socketimages
 from ..criu.images import ImageSet
 from ..errors import CriuctlError
 from ..proc import netfilter
-from ..proc.sockdiag import socket_inside
+from ..proc.namespace_sockets import socket_inside
 from ..report import Reporter
 
 _NEXT = "The next `criuctl dump` or `restore` takes it down."

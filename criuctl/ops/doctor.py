@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,44 +19,16 @@ from .. import __version__
 from ..checkpoint.manifest import MANIFEST_VERSION
 from ..config import Config
 from ..criu import binary
-from ..errors import (
-    CriuctlError,
-    NoSuchBucket,
-    PlatformError,
-    StoreError,
-    StoreNotInitialised,
-    UntrustedPath,
-)
-from ..proc import command, netfilter
-from ..proc.limits import effective_capabilities
+from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
+from ..proc import netfilter
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
-from ..proc.ownership import check_own, check_place
-from ..proc.procfs import read_raw
-from ..proc.scratch import Scratch
-from ..proc.sockets import sockets
-from ..proc.syscalls import pidfd_getfd
 from ..quoting import quoted
 from ..report import Finding
+from . import host_checks
+from .host_checks import dotted, has_pidfd_getfd, probe_folder
 
-_CHECK_TIMEOUT = 60.0  # seconds for `criu check`
-_NEEDED = {
-    2: "CAP_DAC_READ_SEARCH",
-    5: "CAP_KILL",
-    6: "CAP_SETGID",
-    7: "CAP_SETUID",
-    12: "CAP_NET_ADMIN",
-    19: "CAP_SYS_PTRACE",
-    21: "CAP_SYS_ADMIN",
-    24: "CAP_SYS_RESOURCE",
-}
-_OPTIONAL = {24: "trees of other users than root cannot be dumped"}
-_PROGRAMS = {
-    "nsenter": "to reach trees in other namespaces",
-    "unshare": "to restore into a private PID namespace",
-}
 _EARLIEST = 1_735_689_600  # 2025-01-01: criuctl is younger
-_LOW_MEMORY = 256 << 20
 
 
 def doctor(config: Config) -> list[Finding]:
@@ -66,13 +36,13 @@ def doctor(config: Config) -> list[Finding]:
     return _ask(
         config,
         (
-            _rights,
-            _criu,
+            host_checks.rights,
+            host_checks.criu,
             _hooks,
-            _kernel,
-            _programs,
-            _memory,
-            _folders,
+            host_checks.kernel,
+            host_checks.programs,
+            host_checks.memory,
+            host_checks.folders,
             _configuration,
             _named,
             _clock,
@@ -85,7 +55,16 @@ def readiness(config: Config) -> list[Finding]:
     """Return the findings that matter for a restore of another host's checkpoint, errors first: no
     store, no space.
     """
-    return _ask(config, (_rights, _criu, _kernel, _programs, _folders))
+    return _ask(
+        config,
+        (
+            host_checks.rights,
+            host_checks.criu,
+            host_checks.kernel,
+            host_checks.programs,
+            host_checks.folders,
+        ),
+    )
 
 
 def store_readiness(config: Config) -> list[Finding]:
@@ -110,7 +89,7 @@ def versions(config: Config) -> dict[str, Any]:
     try:
         found = binary.find(config)
         criu: dict[str, Any] | None = {
-            "version": _dotted(found.version()),
+            "version": dotted(found.version()),
             "argv": list(found.argv),
             "origin": found.origin,
         }
@@ -136,79 +115,11 @@ def features() -> dict[str, Any]:
     return {
         "namespaces": [kind for kind in KINDS if os.path.exists(f"/proc/self/ns/{kind}")],
         "proc_children": os.path.exists(f"/proc/self/task/{os.getpid()}/children"),
-        "pidfd_getfd": _has_pidfd_getfd(),
+        "pidfd_getfd": has_pidfd_getfd(),
         "nftables": nftables,
         "userfaultfd": os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"),
         "soft_dirty": soft_dirty(),
     }
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _rights(_config: Config) -> Iterator[Finding]:
-    if os.geteuid() != 0:
-        yield Finding(
-            "error",
-            "platform",
-            "criuctl does not run as root",
-            "Dumping and restoring need root: use sudo.",
-        )
-        return
-    have = effective_capabilities()
-    missing = {number: name for number, name in _NEEDED.items() if not have >> number & 1}
-    for number, name in missing.items():
-        if number in _OPTIONAL:
-            yield Finding(
-                "warning",
-                "capabilities",
-                f"{name} is missing: {_OPTIONAL[number]}",
-                "Ordinary hosts have it; a container must be given it.",
-            )
-        else:
-            yield Finding(
-                "error",
-                "platform",
-                f"{name} is missing",
-                "Run criuctl as root on the host, or give the container this capability.",
-            )
-
-
-def _criu(config: Config) -> Iterator[Finding]:
-    found = binary.find(config)
-    version = found.version()
-    yield Finding(
-        "info", "criu", f"CRIU {_dotted(version)} ({found.origin}): {' '.join(found.argv)}"
-    )
-    if version[: len(binary.MINIMUM)] < binary.MINIMUM:
-        yield Finding(
-            "error",
-            "platform",
-            f"CRIU {_dotted(version)} is too old; criuctl needs {_dotted(binary.MINIMUM)}",
-            "Run scripts/setup, which installs a newer one next to it.",
-        )
-    checked = command.run(
-        [*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False
-    )
-    if checked.returncode != 0:
-        lines = [
-            line for line in (checked.text + checked.error_text).splitlines() if "Error" in line
-        ]
-        yield Finding(
-            "error",
-            "platform",
-            "`criu check` fails on this kernel: "
-            f"{lines[0].strip() if lines else 'no reason given'}",
-            "Run scripts/setup for another CRIU, or use a kernel with CONFIG_CHECKPOINT_RESTORE.",
-        )
-    for path in binary.host_configs():
-        yield Finding(
-            "warning",
-            "criu-config",
-            f"{path} exists; criuctl makes CRIU ignore it, while criu on the command line obeys it",
-            "No action is needed.",
-        )
 
 
 def _hooks(config: Config) -> Iterator[Finding]:
@@ -220,147 +131,6 @@ def _hooks(config: Config) -> Iterator[Finding]:
         if hook.refused:
             text = f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}"
             yield Finding("warning", "hook-refused", text, hook.hint)
-
-
-def _kernel(_config: Config) -> Iterator[Finding]:
-    yield Finding("info", "kernel", f"Linux {platform.release()} on {platform.machine()}")
-    lacking = [kind for kind in KINDS if not os.path.exists(f"/proc/self/ns/{kind}")]
-    if lacking:
-        yield Finding(
-            "warning",
-            "namespaces",
-            f"this kernel has no {', '.join(lacking)} namespaces",
-            "Trees that need them cannot be restored here.",
-        )
-    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        yield Finding(
-            "error",
-            "platform",
-            "this kernel lacks CONFIG_PROC_CHILDREN, which CRIU needs",
-            "Use a distribution's stock kernel.",
-        )
-    try:
-        sockets()
-    except PlatformError as error:
-        yield Finding(
-            "error",
-            error.code,
-            error.message,
-            "The kernel needs CONFIG_INET_DIAG and CONFIG_UNIX_DIAG.",
-        )
-    if not _has_pidfd_getfd():
-        yield Finding(
-            "warning",
-            "pidfd-getfd",
-            "this kernel lacks pidfd_getfd(2) (Linux 5.6)",
-            "Connections cannot be handed back.",
-        )
-    try:
-        netfilter.tables()
-    except PlatformError as error:
-        yield Finding(
-            "warning",
-            "nftables",
-            error.message,
-            "Trees with TCP connections need nftables (CONFIG_NF_TABLES).",
-        )
-    if not os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"):
-        yield Finding(
-            "warning",
-            "userfaultfd",
-            "this kernel lacks userfaultfd",
-            "`restore --lazy` does not work here.",
-        )
-    if soft_dirty():
-        yield Finding(
-            "info",
-            "soft-dirty",
-            "this kernel tracks changed pages: later rounds of pre-copy read only those",
-        )
-    else:
-        yield Finding(
-            "info",
-            "soft-dirty",
-            "this kernel does not track changed pages (CONFIG_MEM_SOFT_DIRTY)",
-            "Every round of pre-copy reads all memory; what is stored stays the same.",
-        )
-
-
-def _has_pidfd_getfd() -> bool:
-    pidfd = os.pidfd_open(os.getpid())
-    try:
-        os.close(pidfd_getfd(pidfd, pidfd))
-    except OSError:
-        return False
-    finally:
-        os.close(pidfd)
-    return True
-
-
-def _programs(_config: Config) -> Iterator[Finding]:
-    path = command.environment()["PATH"]
-    for name, why in _PROGRAMS.items():
-        if shutil.which(name, path=path) is None:
-            yield Finding(
-                "error",
-                "platform",
-                f"{name} is not installed; criuctl needs it {why}",
-                "Install the package util-linux.",
-            )
-
-
-def _memory(_config: Config) -> Iterator[Finding]:
-    with Scratch() as scratch:
-        free = scratch.free_bytes()
-        yield from scratch.findings()
-    available = next(
-        int(line.split()[1]) * 1024
-        for line in read_raw("/proc/meminfo").splitlines()
-        if line.startswith(b"MemAvailable:")
-    )
-    text = (
-        f"plain images lie in a private tmpfs only ({free >> 20} MiB at most); {available >> 20} "
-        "MiB of memory are available"
-    )
-    if min(free, available) < _LOW_MEMORY:
-        yield Finding(
-            "warning",
-            "memory",
-            text,
-            "Restoring a tree needs about as much memory as it had, and room for its images.",
-        )
-    else:
-        yield Finding("info", "memory", text)
-
-
-def _folders(config: Config) -> Iterator[Finding]:
-    for key in ("state_dir", "cache_dir", "run_dir"):
-        path = getattr(config, key)
-        if not path:
-            continue
-        try:
-            nearest = _probe_folder(Path(path))
-        except OSError as error:
-            yield Finding(
-                "error",
-                "platform",
-                f"{key} {path} cannot be written: {error.strerror}",
-                f"Set {key} to a folder on a writable file system.",
-            )
-            continue
-        try:
-            check_own(path) if nearest == Path(path) else check_place(path)
-        except UntrustedPath as error:
-            yield Finding("error", "folder-mode", f"{key}: {error.message}", error.hint)
-
-
-def _probe_folder(path: Path) -> Path:
-    """Write a probe where `path` is, or will be made at first use; return the existing folder.
-    Raise `OSError`.
-    """
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    with tempfile.TemporaryFile(dir=nearest):
-        return nearest
 
 
 def _configuration(config: Config) -> Iterator[Finding]:
@@ -470,7 +240,7 @@ def _store(config: Config) -> Iterator[Finding]:
         if config.store.lower().startswith("s3:"):
             raise
         try:
-            _probe_folder(Path(store.url.removeprefix("file://")))
+            probe_folder(Path(store.url.removeprefix("file://")))
         except OSError as cause:
             raise StoreError(
                 f"{store.url} cannot be made: {cause.strerror}",

@@ -23,7 +23,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
 from ..host import latest_checkpoints
 from ..host.holders import end_holder
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.moves import Moves, Outgoing
 from ..host.registry import (
     Registry,
@@ -66,7 +66,7 @@ def _forgetting(arguments: Mapping[str, Any]) -> str:
     return "" if arguments.get("dry_run") else "forget"
 
 
-@events.recorded(_forgetting, events.forgotten)
+@events.recorded(_forgetting, operation_facts.forgotten)
 def forget(
     config: Config, chosen: Sequence[str], *, older: float | None = None, dry_run: bool = False
 ) -> list[Forgotten]:

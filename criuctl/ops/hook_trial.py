@@ -29,7 +29,7 @@ from ..host import hook_facts
 from ..host.registry import Registry, SessionRecord
 from ..host.target import resolve_target
 from ..proc.descriptors import descriptors
-from ..proc.sockdiag import namespace_socket
+from ..proc.namespace_sockets import namespace_socket
 from ..proc.tree import read_process, read_tree
 from ..report import Reporter
 

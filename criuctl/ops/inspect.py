@@ -32,7 +32,7 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..host import latest_checkpoints
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.registry import Registry, exclusive_session
 from ..proc import netfilter
 from ..report import Reporter
@@ -197,7 +197,7 @@ class Removal(Struct, frozen=True):
         }
 
 
-@events.recorded("rm", events.removed)
+@events.recorded("rm", operation_facts.removed)
 def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
     """Remove checkpoints. All REFs are resolved before the first removal, so that they mean what
     was listed.

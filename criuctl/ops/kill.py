@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import NoSuchProcess, SessionGone, TimedOut
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from ..proc import netfilter, socketfiles
 from ..proc.tree import ProcessIdentity
@@ -26,7 +26,7 @@ _LOOK = 0.02  # seconds between two looks at processes that are to end
 _KILL_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
 
 
-@events.recorded("kill", events.killed, about=events.of_session)
+@events.recorded("kill", operation_facts.killed, about=operation_facts.of_session)
 def kill(config: Config, name: str, grace: float, *, connect: Connect = connect) -> dict[str, Any]:
     """End every process of a session and verify it; remove the records that it runs here.
 

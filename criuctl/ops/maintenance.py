@@ -22,7 +22,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, DumpFailed, NotFound
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.maintenance import How, Item, Record, read, write
 from ..host.registry import Registry, boot_id
 from ..proc.tree import ProcessIdentity
@@ -37,7 +37,9 @@ def lock_of(config: Config) -> tuple[str, str]:
     return f"maintenance/{config.state_dir}", "another criuctl begins or ends maintenance"
 
 
-@events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
+@events.recorded_each(
+    "maintenance-begin", operation_facts.maintained, about=operation_facts.of_maintenance
+)
 def begin(
     config: Config,
     how: How,

@@ -40,7 +40,7 @@ from ..host.lost_homes import stopping
 from ..host.moves import Moves, Outgoing
 from ..host.registry import Registry, check_outside
 from ..host.target import Target, resolve_target
-from ..proc import addresses
+from ..proc import address_choice
 from ..report import Finding, Reporter, summarised
 from ..session.client.session import Session
 from ..transport import ssh
@@ -199,7 +199,7 @@ def _keeping(config: Config, options: MoveOptions) -> Config:
     rules = (
         (
             f"--keep-address {wanted}",
-            {"match": {"local": addresses.parse(wanted)[0]}, "policy": "keep"},
+            {"match": {"local": address_choice.parse(wanted)[0]}, "policy": "keep"},
         )
         for wanted in options.keep_addresses
     )

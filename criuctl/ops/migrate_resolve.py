@@ -8,7 +8,7 @@ from typing import Any
 from ..config import Config
 from ..dump.after_commit import AfterCommit
 from ..errors import CriuctlError, NotFound, TimedOut
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.moves import Incoming, Moves, Outgoing
 from ..host.registry import exclusive_session
 from ..quoting import quoted
@@ -19,7 +19,7 @@ from .moving.departure import moved_away
 from .moving.other_host import RESTORE, reach
 
 
-@events.recorded("resolve", events.settled, about=events.of_session)
+@events.recorded("resolve", operation_facts.settled, about=operation_facts.of_session)
 def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[dict[str, Any]]:
     """Finish moves that were interrupted; return one answer for each."""
     moves = Moves(config, Outgoing)

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..config import Config
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from .authority import check_holder
 from .sessions import Connect, connect
 
@@ -34,7 +34,7 @@ def _steered(done: Steered) -> list[events.Facts]:
     return events.outcome(done) if done.changed else []
 
 
-@events.recorded("pause", _steered, about=events.of_session)
+@events.recorded("pause", _steered, about=operation_facts.of_session)
 def pause(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     """Freeze every process."""
     with connect(config, name) as session:
@@ -43,7 +43,7 @@ def pause(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     return Steered(name, "paused", _of(answer, "method", "processes"), was != "paused")
 
 
-@events.recorded("halt", _steered, about=events.of_session)
+@events.recorded("halt", _steered, about=operation_facts.of_session)
 def halt(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     """Freeze every process, drop input that no person typed, and let only persons write."""
     with connect(config, name) as session:
@@ -57,7 +57,7 @@ def halt(config: Config, name: str, *, connect: Connect = connect) -> Steered:
     )
 
 
-@events.recorded("resume", _steered, about=events.of_session)
+@events.recorded("resume", _steered, about=operation_facts.of_session)
 def resume(
     config: Config, name: str, *, agents_stay_out: bool = False, connect: Connect = connect
 ) -> Steered:

@@ -24,7 +24,7 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.registry import Registry
 from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..report import Reporter
@@ -78,7 +78,7 @@ def _pruning(arguments: Mapping[str, Any]) -> str:
     return "" if arguments.get("dry_run") else "prune"
 
 
-@events.recorded(_pruning, events.pruned)
+@events.recorded(_pruning, operation_facts.pruned)
 def prune(
     config: Config,
     names: Sequence[str],
@@ -193,7 +193,7 @@ def _collecting(arguments: Mapping[str, Any]) -> str:
     return "" if arguments.get("dry_run") else "gc"
 
 
-@events.recorded(_collecting, events.collected)
+@events.recorded(_collecting, operation_facts.collected)
 def collect(
     config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter
 ) -> Collected:
@@ -218,7 +218,7 @@ def _pinning(arguments: Mapping[str, Any]) -> str:
     return "pin" if arguments.get("pinned") else "unpin"
 
 
-@events.recorded(_pinning, events.pinned)
+@events.recorded(_pinning, operation_facts.pinned)
 def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
     """Pin or unpin checkpoints. All REFs are looked up before the first is changed; if one cannot
     be, none is.

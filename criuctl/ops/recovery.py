@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
 from ..host import configured_trees
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.maintenance import Item, Record, forget, read, write
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, restore_command
 from ..report import Reporter
@@ -51,7 +51,7 @@ def end(
     return _abandon(config) if abandon else _end(config, jobs, pause, again, reporter=reporter)
 
 
-@events.recorded_each("maintenance-abandon", events.abandoned)
+@events.recorded_each("maintenance-abandon", operation_facts.abandoned)
 def _abandon(config: Config) -> Iterator[Item]:
     lock, busy = lock_of(config)
     with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
@@ -61,7 +61,7 @@ def _abandon(config: Config) -> Iterator[Item]:
         yield from record.items
 
 
-@events.recorded_each("maintenance-end", events.maintained)
+@events.recorded_each("maintenance-end", operation_facts.maintained)
 def _end(
     config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter
 ) -> Iterator[Item]:
@@ -83,7 +83,7 @@ def _noted(config: Config) -> Record:
     return record
 
 
-@events.recorded_each("recover", events.recovered)
+@events.recorded_each("recover", operation_facts.recovered)
 def recover(
     config: Config,
     *,

@@ -1,22 +1,15 @@
-"""Snapshots by schedule: definitions, and one run of one of them.
+"""Schedules of snapshots: their definitions, and the timers that run them.
 
-A definition is ``STATE_DIR/schedules/NAME.json``; its timer (`timers`) only names it, and `run`
-reads it each time. The last run's result, or its current process, is next to it in
+A definition is ``STATE_DIR/schedules/NAME.json``; its timer (`timers`) only names it, and each run
+reads it again (`schedule_run`). The last run's result, or its current process, is next to it in
 ``NAME.last.json`` (no schedule's name has a dot).
-
-A run takes the snapshots of its sessions and configured trees, some at a time, and then, where the
-definition has keep rules, prunes the sessions that were dumped. Two runs of a schedule never
-overlap: the second ends at once with `Conflict`, because the first one's checkpoints are as new as
-its own would be. `batch` implements that, the jitter and the deadline.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,16 +19,13 @@ from msgspec.structs import asdict
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.registry import boot_id, exclusive, write_record
 from ..host.retention import LONGEST, Rules
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
-from ..report import Reporter
 from ..session.names import check_name
 from .scheduling import batch, timers
-from .scheduling.subjects import chosen
-from .snapshot import SnapshotOutcome, snapshot
 
 # valid as the name of a cron file, with criuctl's prefix
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
@@ -77,7 +67,7 @@ class Schedule(Struct, frozen=True):
         return asdict(self)
 
 
-@events.recorded("schedule-add", events.nothing_more, about=events.of_schedule)
+@events.recorded("schedule-add", operation_facts.nothing_more, about=operation_facts.of_schedule)
 def add(
     config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]
 ) -> Schedule:
@@ -89,7 +79,7 @@ def add(
             raise UsageError(f"{text!r} has characters that cannot stand in a unit or a crontab")
     backend = timers.here(PLACES)
     backend.check(trigger)
-    folder = _folder(config)
+    folder = folder_of(config)
     with exclusive(
         config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"
     ):
@@ -101,7 +91,9 @@ def add(
                     "schedule list` shows all."
                 ),
             )
-        made = Schedule(**{**_values(schedule), "backend": backend.kind, "created": _now()})
+        made = Schedule(
+            **{**_values(schedule), "backend": backend.kind, "created": iso(datetime.now(UTC))}
+        )
         try:
             write_record(folder, made.name, made.to_dict())
             backend.install(trigger)
@@ -147,7 +139,7 @@ def _check(schedule: Schedule) -> None:
 
 def get(config: Config, name: str) -> Schedule:
     """Return the definition of `name`; raise `NotFound`."""
-    found = _read(_folder(config) / f"{name}.json") if _NAME.fullmatch(name) else None
+    found = _read(folder_of(config) / f"{name}.json") if _NAME.fullmatch(name) else None
     if found is None:
         raise _unknown(name)
     try:
@@ -165,7 +157,7 @@ def get(config: Config, name: str) -> Schedule:
         )
         _check(schedule)
     except (TypeError, KeyError, ValueError, AttributeError, UsageError) as error:
-        text = f"{_folder(config) / name}.json is no definition of a schedule: {error}"
+        text = f"{folder_of(config) / name}.json is no definition of a schedule: {error}"
         raise UsageError(text, hint="Remove the schedule, and add it again.") from error
     return schedule
 
@@ -191,7 +183,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def names(config: Config) -> list[str]:
     """Return the names of all schedules."""
     return sorted(
-        path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem)
+        path.stem for path in folder_of(config).glob("*.json") if _NAME.fullmatch(path.stem)
     )
 
 
@@ -207,7 +199,7 @@ def listed(
     A definition that cannot be understood is left out, and its error appended to `unreadable`;
     without that it is raised.
     """
-    folder = _folder(config)
+    folder = folder_of(config)
     schedules = []
     for name in names(config) if wanted is None else wanted:
         try:
@@ -226,7 +218,7 @@ def listed(
         missing = [str(path) for path in files if not path.exists()]
         at = following.get(schedule.name) if not missing else None
         body = schedule.to_dict() | {"files": [str(path) for path in files], "missing": missing}
-        body |= {"next": _iso(at) if at else None, "last": _last(folder, schedule.name)}
+        body |= {"next": iso(at) if at else None, "last": _last(folder, schedule.name)}
         rows.append(body)
     return rows
 
@@ -248,12 +240,12 @@ def _last(folder: Path, name: str) -> dict[str, Any] | None:
     return record
 
 
-@events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
+@events.recorded("schedule-remove", operation_facts.nothing_more, about=operation_facts.of_schedule)
 def remove(config: Config, name: str) -> None:
     """Remove its timer and its definition; raise `NotFound` if there is neither."""
     if _NAME.fullmatch(name) is None:
         raise _unknown(name)
-    folder = _folder(config)
+    folder = folder_of(config)
     with exclusive(
         config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"
     ):
@@ -274,178 +266,11 @@ def remove(config: Config, name: str) -> None:
             ) from error
 
 
-# -- one run
-
-
-class Ran(Struct):
-    """The result of one run."""
-
-    schedule: str
-    began: str
-    ended: str = ""
-    outcomes: list[SnapshotOutcome] = field(default_factory=list)
-    pruned: int | None = None  # checkpoints removed; None: no rules
-    # of pruning, and of the record
-    warnings: list[str] = field(default_factory=list)
-    error: CriuctlError | None = None  # of pruning
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON of ``schedule run``."""
-        return {
-            "schedule": self.schedule,
-            "began": self.began,
-            "ended": self.ended,
-            "snapshots": [outcome.to_dict() for outcome in self.outcomes],
-            "pruned": self.pruned,
-            "warnings": self.warnings,
-            "error": self.error.to_dict() if self.error else None,
-        }
-
-    def beginning(self) -> dict[str, Any]:
-        """Return the record for ``schedule list`` until the run has ended."""
-        me = ProcessIdentity.of(os.getpid())
-        body = self.summary(0) | {"ended": None, "result": "running", "exit_code": None}
-        return body | {"process": [boot_id(), me.pid, me.start_time]}
-
-    def summary(self, code: int, interrupted: bool = False) -> dict[str, Any]:
-        """Return the record for ``schedule list`` afterwards."""
-        failed = [
-            {"target": outcome.target, "code": outcome.error.code, "message": outcome.error.message}
-            for outcome in self.outcomes
-            if outcome.error is not None
-        ]
-        if self.error is not None:
-            failed.append(
-                {"target": "prune", "code": self.error.code, "message": self.error.message}
-            )
-        result = (
-            "interrupted"
-            if interrupted
-            else "failed"
-            if failed
-            else "ok"
-            if code == 0
-            else "warnings"
-        )
-        stored = sum(outcome.error is None for outcome in self.outcomes)
-        return {
-            "began": self.began,
-            "ended": self.ended or _now(),
-            "result": result,
-            "exit_code": code,
-            "stored": stored,
-            "pruned": self.pruned,
-            "failed": failed,
-        }
-
-
-@events.recorded("schedule-run", events.scheduled, about=events.of_schedule)
-def run(
-    config: Config,
-    schedule: Schedule,
-    *,
-    delay: bool = False,
-    reporter: Reporter,
-    report: Callable[[SnapshotOutcome], object],
-    judge: Callable[[Ran], int],
-) -> tuple[Ran, int]:
-    """Run `schedule` now, and record the result. `report` is called for each session, `judge`
-    returns the exit code.
-
-    `delay` first waits a random part of the jitter.
-    """
-    busy = f"the schedule {schedule.name!r} runs already"
-    with batch.alone(config, f"schedule/{schedule.name}/{config.state_dir}", busy):
-        batch.spread(schedule.jitter if delay else 0)
-        ran = Ran(schedule.name, _now())
-        # without it, only the list does not show the run
-        _note(config, ran.beginning(), schedule.name)
-        try:
-            _take(config, schedule, ran, reporter, report)
-            ran.ended = _now()
-            code = judge(ran)
-        except KeyboardInterrupt as error:
-            code = 128 + getattr(error, "number", signal.SIGINT)
-            _note(config, ran.summary(code, interrupted=True), schedule.name)
-            raise
-        except CriuctlError as error:
-            ran.error = error
-            _note(config, ran.summary(error.exit_code), schedule.name)
-            raise
-        if trouble := _note(config, ran.summary(code), schedule.name):
-            ran.warnings.append(f"how this run ended is not in `criuctl schedule list`: {trouble}")
-            code = judge(ran)
-        return ran, code
-
-
-def _note(config: Config, summary: dict[str, Any], name: str) -> str:
-    """Record the run for ``schedule list``. Return the reason of a failure, or "": the snapshots
-    are stored and reported anyway.
-    """
-    try:
-        if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile
-            write_record(_folder(config), f"{name}.last", summary)
-    except OSError as error:
-        return error.strerror or str(error)
-    except CriuctlError as error:
-        return error.message
-    return ""
-
-
-def _take(
-    config: Config,
-    schedule: Schedule,
-    ran: Ran,
-    reporter: Reporter,
-    report: Callable[[SnapshotOutcome], object],
-) -> None:
-    subjects = chosen(config, schedule.sessions, every=schedule.all, labels=schedule.labels)
-    until = batch.ends_at(schedule.deadline)
-    late = f"the schedule's deadline of {schedule.deadline:g} s has passed"
-    for outcome in snapshot(
-        config, subjects, reporter=reporter, jobs=schedule.jobs, until=until, late=late
-    ):
-        ran.outcomes.append(outcome)
-        report(outcome)
-    if not schedule.keep:
-        return
-    dumped = [outcome.result["session"] for outcome in ran.outcomes if outcome.result is not None]
-    ran.pruned = 0
-    if not dumped:
-        return
-    work = [("prune", _prune(config, schedule, dumped))]
-    for pruned in batch.each(work, reporter=reporter, until=until, late=late):
-        ran.error = pruned.error
-        if pruned.answer is not None:
-            ran.pruned = pruned.answer["removed"]
-            ran.warnings += pruned.answer["warnings"]
-
-
-def _prune(config: Config, schedule: Schedule, dumped: Sequence[str]) -> batch.Work:
-    def work(reporter: Reporter) -> dict[str, Any]:
-        from .prune import prune
-
-        done = prune(
-            config,
-            dumped,
-            Rules.make(schedule.keep, f"schedule {schedule.name!r}"),
-            reporter=reporter,
-        )
-        return {
-            "removed": len(done.removed),
-            "warnings": [e.message for e in [*done.unreadable, *done.errors.values()]],
-        }
-
-    return work
-
-
-def _folder(config: Config) -> Path:
+def folder_of(config: Config) -> Path:
+    """Return the folder of the definitions."""
     return Path(config.state_dir) / "schedules"
 
 
-def _now() -> str:
-    return _iso(datetime.now(UTC))
-
-
-def _iso(moment: datetime) -> str:
+def iso(moment: datetime) -> str:
+    """Return a time as the records of schedules have it (UTC, seconds)."""
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

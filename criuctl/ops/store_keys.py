@@ -26,7 +26,7 @@ from ..checkpoint import key_files, key_slots, keys, recovery
 from ..checkpoint.key_generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from .storing.keyring import (
     REPLACED,
     KeyChange,
@@ -58,7 +58,7 @@ def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
         return the.facts(current.slots), notes
 
 
-@events.recorded("key-add", events.nothing_more)
+@events.recorded("key-add", operation_facts.nothing_more)
 def key_add(config: Config, new: NewKey) -> KeyChange:
     """Add one more key to the store."""
     with Keyring.of(config) as the:
@@ -80,7 +80,7 @@ def key_add(config: Config, new: NewKey) -> KeyChange:
         return the.done(current, added=[slot], file=path)
 
 
-@events.recorded("key-remove", events.nothing_more)
+@events.recorded("key-remove", operation_facts.nothing_more)
 def key_remove(
     config: Config,
     ref: str,
@@ -109,7 +109,7 @@ def key_remove(
         return the.done(the.changer.change(change), removed=gone)
 
 
-@events.recorded("key-rotate", events.nothing_more)
+@events.recorded("key-rotate", operation_facts.nothing_more)
 def key_rotate(config: Config, new: NewKey) -> KeyChange:
     """Replace the key that opens the store here by a new one."""
     with Keyring.of(config) as the:
@@ -137,7 +137,7 @@ def key_rotate(config: Config, new: NewKey) -> KeyChange:
         return the.done(current, added=[slot], removed=[old], file=path)
 
 
-@events.recorded("key-recovery", events.nothing_more)
+@events.recorded("key-recovery", operation_facts.nothing_more)
 def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> KeyChange:
     """Make a recovery key, which only the answer contains; with `replace` it becomes the
     only one.
@@ -159,7 +159,7 @@ def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> K
         return done
 
 
-@events.recorded("key-tidy", events.nothing_more)
+@events.recorded("key-tidy", operation_facts.nothing_more)
 def key_tidy(config: Config) -> KeyChange:
     """Finish an interrupted change."""
     with Keyring.of(config) as the:

@@ -19,7 +19,7 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.storepins import Pin, Pinning, Trusting
 from ..config import Config
 from ..errors import PlatformError
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..store import Store, open_store
 from .storing.growth import growth, plain_bytes
 
@@ -87,7 +87,7 @@ def _opened(config: Config) -> Iterator[Repository]:
         store.close()
 
 
-@events.recorded("store-init", events.nothing_more)
+@events.recorded("store-init", operation_facts.nothing_more)
 def store_init(
     config: Config,
     *,
@@ -208,7 +208,7 @@ class Trusted:
         return asdict(self)
 
 
-@events.recorded("store-trust", events.nothing_more)
+@events.recorded("store-trust", operation_facts.nothing_more)
 def store_trust(config: Config, *, store_id: str = "", plain: bool = False) -> Trusted:
     """Pin the store that is at the configured place now, whatever was pinned there before.
 

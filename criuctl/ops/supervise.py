@@ -2,7 +2,7 @@
 
 A supervisor is a home or a standby.
 
-    home      The session runs here.  The `Schedule` takes snapshots, and the lease is renewed
+    home      The session runs here.  `Snapshots` are taken, and the lease is renewed
               (`Heartbeat`).  When the tree dies it is restored (`Recoverer`), or given up if that
               does not help.
     standby   The session lives on another host, whose lease is watched (`LeaseWatch`).  When that
@@ -33,47 +33,38 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..dump.job import DumpRequest
-from ..dump.story import dump
 from ..errors import (
     Conflict,
-    CriuctlError,
     Damaged,
     DataError,
-    HomeLost,
     NoSuchBucket,
     NoSuchProcess,
     NotFound,
     PreflightRefused,
     StoreError,
     StoreNotInitialised,
-    of_the_host,
 )
 from ..host import fencing, lost_homes
-from ..host.hook_facts import snapshot_failed
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import moment
 from ..host.registry import SessionRecord, check_outside, exclusive
-from ..host.retention import Rules
-from ..proc.tree import ProcessIdentity, read_tree
 from ..quoting import quoted
 from ..report import Reporter
-from .prune import prune
 from .supervising.context import TICK, Post, SupervisorSettings, Tell
 from .supervising.death import Wanted, candidates, fate
-from .supervising.decisions import End, LeaseWatch, Schedule
+from .supervising.decisions import End, LeaseWatch
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.self_fence import SelfFence, lift
+from .supervising.snapshots import Snapshots
 from .supervising.step_storing import StepStoring
-from .supervising.terminal_watch import TerminalWatch
 
 Role = Literal["home", "recover", "standby", "undecided", "over"]
 
 _LOOK = 5.0  # seconds between two readings of a lease, at most
 
 
-@events.recorded("supervise", events.supervised, about=events.of_name)
+@events.recorded("supervise", operation_facts.supervised, about=operation_facts.of_name)
 def supervise(
     config: Config, name: str, settings: SupervisorSettings, *, reporter: Reporter, tell: Tell
 ) -> bool:
@@ -91,25 +82,18 @@ class Supervisor:
     def __init__(self, post: Post) -> None:
         settings = post.settings
         self._post = post
-        self._schedule = Schedule(
-            settings.period, settings.on_idle, settings.on_step, settings.max_loss
-        )
-        self._terminal = TerminalWatch(post.config, post.name, settings.on_idle, settings.on_step)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._fence = (
             SelfFence(post.config, post.name, settings.lease) if settings.self_fence else None
         )
         self._heart = Heartbeat(post.config, settings.lease, self._wake, self._fence)
-        self._asked = False  # a program of the session has asked for a checkpoint
-        self._owed = False  # it waits for one that was tried
         self._steps = StepStoring(
             post, lambda error: post.tell("store-failed", error=error), self._ask
         )
+        self._snapshots = Snapshots(post, self._heart, self._steps.refuse)
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # the loss to recover from
-        self._members: list[ProcessIdentity] = []  # the processes of the tree at the last look
         self._fresh = False  # it was restored just now
-        self._risky = False
         self._still = False  # the tree is stopped, since the lease could not be renewed
 
     def run(self) -> bool:
@@ -125,11 +109,11 @@ class Supervisor:
                 self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.settings.lease)
             )
             stack.callback(self._steps.stop)
-            stack.callback(self._terminal.close)
+            stack.callback(self._snapshots.rest)
             stack.callback(post.service.close)
             try:
                 role = self._role(first=True)
-                post.tell("started", role=role, every_s=self._schedule.every or None)
+                post.tell("started", role=role, every_s=self._snapshots.every or None)
                 post.service.tell("READY=1")
                 post.service.watchdog(post.well)
                 plays = {
@@ -144,7 +128,7 @@ class Supervisor:
                 post.tell("stopped", runs=post.lives() is not None, still=self._still or None)
             finally:
                 post.service.tell("STOPPING=1")
-        return not self._risky
+        return not self._snapshots.at_risk
 
     # -- which role
     # ----------------------------------------------------------------------------------
@@ -234,7 +218,7 @@ class Supervisor:
         """End what runs here: another host has the session."""
         post = self._post
         self._rest()
-        self._terminal.close()
+        self._snapshots.rest()
         post.reporter.warnings = []
         known = post.registry.get(record.name)
         if known is not None and known.state == "lost":  # a snapshot has detected and done it
@@ -263,13 +247,13 @@ class Supervisor:
         if record is None:
             return "undecided"
         self._loss, self._still = None, False
-        self._remember(record)
+        self._snapshots.remember(record)
         self._heart.start(SessionRef(record.name, record.id))
         self._steps.start(SessionRef(record.name, record.id))
         self._heart.check_fence()
         if self._fence is None and self._heart.beaten is not None:
             lift(post.config, post.name)  # the fence that a former supervisor set
-        self._schedule.begin(time.monotonic(), 0.0 if self._fresh else self._age(record))
+        self._snapshots.begin(record, fresh=self._fresh)
         self._fresh = False
         post.tell("home", pid=record.pid, incarnation=record.incarnation)
         try:
@@ -280,7 +264,7 @@ class Supervisor:
             return self._watch(record, pidfd)
         finally:
             os.close(pidfd)
-            self._terminal.close()
+            self._snapshots.rest()
 
     def _watch(self, record: SessionRecord, pidfd: int) -> Role:
         """Take snapshots until the root has ended or another host has the session."""
@@ -289,14 +273,10 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         while True:
             now = time.monotonic()
-            reason, wait = None, None
+            reason, pause = None, TICK
             if not self._stands_still():
-                reason = "asked" if self._asked else self._schedule.due(now)
-                reason = reason or self._terminal.look(self._schedule, now)
-                wait = self._schedule.wait(now)
-            pause = (
-                0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
-            )
+                reason = self._snapshots.due(now)
+                pause = 0.0 if reason else min(TICK, self._snapshots.pause(now))
             ready = {fd for fd, _events in poll.poll(pause * 1000)}
             self._post.tick()
             if self._wake in ready:
@@ -305,13 +285,13 @@ class Supervisor:
                 return self._gone(record)
             if self._heart.taken is not None:
                 return self._stand_down(record)
-            if reason and not self._snapshot(record, reason):
+            if reason and not self._snapshots.take(record, reason):
                 return self._stand_down(record)
-            self._look_at_loss()
+            self._snapshots.look_at_loss()
 
     def _ask(self) -> None:
         """Note that a program waits for a checkpoint; called in another thread."""
-        self._asked = True
+        self._snapshots.asked = True
         with suppress(OSError):  # the supervisor ends
             os.eventfd_write(self._wake, 1)
 
@@ -333,113 +313,6 @@ class Supervisor:
             )
         return still
 
-    def _age(self, record: SessionRecord) -> float | None:
-        """Return the seconds since the newest checkpoint of this life of the session; None if there
-        is none or the store does not say.
-        """
-        with suppress(CriuctlError), self._post.repository() as repository:
-            for summary in candidates(repository, record.name, record.id, [])[:1]:
-                created = moment(summary.created)
-                if summary.incarnation == record.incarnation and created is not None:
-                    return max(0.0, time.time() - created)
-        return None
-
-    def _remember(self, record: SessionRecord) -> None:
-        """Remember the processes of the tree: when its root dies, others of it may live on."""
-        with suppress(CriuctlError):
-            self._members = [process.identity for process in read_tree(record.pid)]
-
-    def _snapshot(self, record: SessionRecord, reason: str) -> bool:
-        """Take a snapshot; return False if another host has taken the session over."""
-        post, began = self._post, time.monotonic()
-        self._owed, self._asked = self._owed or self._asked, False
-        post.reporter.warnings = []
-        try:
-            with post.working():
-                request = DumpRequest(leave_running=True, with_files=post.settings.with_files)
-                result = dump(post.config, record.name, request=request, reporter=post.reporter)
-        except HomeLost:
-            return False
-        except Exception as error:
-            if not record.alive():
-                # The tree's end, which may have come at any moment of the dump, is handled next.
-                return True
-            outcome = of_the_host(error) if isinstance(error, OSError) else error
-            if not isinstance(outcome, CriuctlError):
-                raise
-            if self._owed and not isinstance(outcome, Conflict):  # else it is tried again soon
-                self._owed = False
-                self._steps.refuse(outcome.message)
-            self._schedule.failed(time.monotonic())
-            again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
-            post.tell(
-                "snapshot-failed",
-                reason=reason,
-                failures=self._schedule.failures,
-                again_s=again,
-                error=outcome,
-            )
-            if not isinstance(outcome, Conflict):  # another command works on the session
-                with post.working():
-                    snapshot_failed(post.config, post.reporter, record.name, outcome)
-            return True
-        self._owed = False
-        self._schedule.taken(began, time.monotonic())
-        self._heart.hurry()
-        self._remember(record)
-        body = result.to_dict()
-        facts = {
-            key: body[key]
-            for key in (
-                "checkpoint",
-                "number",
-                "processes",
-                "frozen_ms",
-                "total_ms",
-                "bytes",
-                "warnings",
-            )
-        }
-        post.tell("snapshot", reason=reason, **facts)
-        if post.settings.keep_last:
-            self._prune()
-        return True
-
-    def _prune(self) -> None:
-        """Remove checkpoints beyond the retention rules."""
-        post = self._post
-        try:
-            with post.working():
-                done = prune(
-                    post.config,
-                    [post.name],
-                    Rules(last=post.settings.keep_last),
-                    reporter=post.reporter,
-                )
-        except (CriuctlError, OSError) as error:
-            outcome = of_the_host(error) if isinstance(error, OSError) else error
-            if outcome is None:
-                raise
-            post.tell("prune-failed", error=outcome)
-            return
-        for trouble in done.errors.values():
-            post.tell("prune-failed", error=trouble)
-
-    def _look_at_loss(self) -> None:
-        """Report when more would be lost than allowed, and when that is over."""
-        now = time.monotonic()
-        risky = self._schedule.at_risk(now)
-        if risky == self._risky:
-            return
-        self._risky = risky
-        facts = {
-            "loss_s": round(self._schedule.loss(now), 1),
-            "max_loss_s": self._post.settings.max_loss,
-        }
-        self._post.tell("at-risk" if risky else "safe", **facts)
-        if risky:
-            self._post.hook("loss-exceeded", **facts)
-
     # -- its end
     # -------------------------------------------------------------------------------------
 
@@ -451,7 +324,7 @@ class Supervisor:
     def _gone(self, record: SessionRecord) -> Role:
         """Handle the end of the tree of `record`."""
         self._steps.rest()
-        self._terminal.close()
+        self._snapshots.rest()
         self._loss = Loss(record, time.monotonic(), time.time())
         return self._after(record, fate(self._post.config, record))
 
@@ -475,7 +348,7 @@ class Supervisor:
     def _recover(self) -> Role:
         """Restore the session."""
         assert self._loss is not None
-        outcome = self._recoverer.recover(self._loss, self._members)
+        outcome = self._recoverer.recover(self._loss, self._snapshots.members)
         self._fresh = outcome == "back"
         if outcome == "overtaken":
             return "undecided"

@@ -44,7 +44,7 @@ from ..errors import (
     WrongKey,
 )
 from ..host import latest_checkpoints
-from ..host.journal import events
+from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import Latest
 from ..host.registry import check_name
 from ..proc.procfs import available_memory
@@ -277,7 +277,7 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
 # -- import
 
 
-@events.recorded("import", events.imported)
+@events.recorded("import", operation_facts.imported)
 def import_(
     config: Config,
     source: Path | int,

@@ -26,32 +26,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
-from ..quoting import quoted
 from . import rtnetlink
+from .address_announcement import announce
+from .address_choice import all_of, choose, parse
 from .rtnetlink import Address, Link, Route, Rtnetlink
-from .sockdiag import socket_inside
 
-_ETHERNET = 1
-_ETH_P_ARP = 0x0806
-_BROADCAST = b"\xff" * 6
-_ARP = struct.Struct("!HHBBH6s4s6s4s")
-_ARP_REQUEST, _ARP_REPLY = 1, 2
-_ADVERTISEMENT, _OVERRIDE, _ALL_NODES = 136, 0x20, "ff02::1"
 _MAX_ROUTES = 10_000
 TRIAL = 10  # seconds that an address on trial outlives its keeper
-
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An address that a host has."""
-
-    ip: str
-    device: str
-    prefix: int
-    dynamic: bool  # it has a lifetime: set by DHCP or a router, which may set it again
-    shares: int  # other addresses of the same subnet on that device
 
 
 @dataclass(slots=True)
@@ -156,7 +137,7 @@ class BroughtAddress:
         self._over.set()
         with self._lock, Rtnetlink(self._namespace) as net:
             links = {link.index: link.name for link in net.links()}
-            for address in _all(net, self.ip):
+            for address in all_of(net, self.ip):
                 if links.get(address.index) == self.device and address.prefix == self.prefix:
                     _delete(net, address)
 
@@ -180,104 +161,6 @@ class BroughtAddress:
             with self._lock, suppress(CriuctlError, OSError):
                 if not self._over.is_set():
                     self._give(trial=True, renew=True)
-
-
-# -- asking ----------------------------------------------------------------------------------------
-
-
-def parse(text: str) -> tuple[str, str | None]:
-    """Return (address, device) of ``IP`` or ``IP@DEVICE``.
-
-    `UsageError` for an unmovable address.
-    """
-    plain, at, device = text.partition("@")
-    try:
-        ip = ipaddress.ip_address(plain)
-    except ValueError:
-        raise UsageError(
-            f"{plain!r} is not an IP address",
-            hint="--keep-address takes IP or IP@DEVICE (of the target).",
-        ) from None
-    if "%" in plain or ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
-        raise UsageError(
-            f"{plain} has a different meaning on each host and cannot move",
-            hint="Only addresses of a subnet can.",
-        )
-    if at and not (0 < len(device) <= 15 and "/" not in device and device.isprintable()):
-        raise UsageError(f"{device!r} is not a name of a network device")
-    return str(ip), device or None
-
-
-def find(ip: str, namespace: int | None) -> Found | None:
-    """Find the address on this host; None if it has none such."""
-    wanted, _device = parse(ip)
-    with Rtnetlink(namespace) as net:
-        for address in _all(net, wanted):
-            names = {link.index: link.name for link in net.links()}
-            shares = (
-                sum(
-                    a.index == address.index and a.network == address.network
-                    for a in net.addresses()
-                )
-                - 1
-            )
-            dynamic = not address.flags & rtnetlink.F_PERMANENT
-            return Found(wanted, names.get(address.index, ""), address.prefix, dynamic, shares)
-    return None
-
-
-def choose_device(ip: str, device: str | None, namespace: int | None) -> tuple[str, int]:
-    """Return (device, prefix length) that the address would get here.
-
-    The requested device, else the one in whose subnet the address is, else the one with the default
-    route. Outside every subnet the prefix covers the address alone: a subnet that is not here would
-    be cut off. `NotFound` if no such device is up.
-    """
-    wanted, _none = parse(ip)
-    with Rtnetlink(namespace) as net:
-        link, prefix = _choose(net, ipaddress.ip_address(wanted), device)
-    return link.name, prefix
-
-
-def _choose(net: Rtnetlink, ip: IpAddress, device: str | None) -> tuple[Link, int]:
-    alone = ip.max_prefixlen
-    links = {
-        link.index: link
-        for link in net.links()
-        if link.up and not link.flags & rtnetlink.IFF_LOOPBACK
-    }
-    around = [
-        a
-        for a in net.addresses()
-        if a.index in links
-        and a.prefix < alone
-        and a.network.version == ip.version
-        and ip in a.network
-    ]
-    if device is not None:
-        chosen = next((link for link in links.values() if link.name == device), None)
-        if chosen is None:
-            raise NotFound(
-                f"there is no network device {device} that is up on the target",
-                hint="`ip link` shows them.",
-            )
-        around = [a for a in around if a.index == chosen.index]
-        return chosen, max((a.prefix for a in around), default=alone)
-    if around:
-        closest = max(around, key=lambda a: a.prefix)
-        return links[closest.index], closest.prefix
-    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-    for route in net.routes(family):
-        if route.default and route.device in links:
-            return links[route.device], alone
-    raise NotFound(
-        f"no network device of the target has a subnet with {ip}, and there is no default route",
-        hint=f"Name the device: --keep-address {quoted(ip)}@DEVICE.",
-    )
-
-
-def _all(net: Rtnetlink, ip: str) -> list[Address]:
-    return [address for address in net.addresses() if address.ip == ip]
 
 
 def _link(net: Rtnetlink, device: str) -> Link:
@@ -304,7 +187,7 @@ def take(
     """
     wanted, _device = parse(ip)
     with Rtnetlink(namespace) as net:
-        found = _all(net, wanted)
+        found = all_of(net, wanted)
         if not found:
             raise NotFound(
                 f"{wanted} is not an address of this host", hint="`ip address` shows them."
@@ -383,13 +266,13 @@ def bring(
     if not isinstance(description, dict) or description.get("ip") != wanted:
         raise UsageError(f"the description that came with {wanted} is of another address")
     with Rtnetlink(namespace) as net:
-        if _all(net, wanted):
+        if all_of(net, wanted):
             raise Conflict(
                 f"{wanted} is an address of this host already",
                 hint="Remove it here first (`ip address del`).",
             )
         parsed = ipaddress.ip_address(wanted)
-        link, prefix = _choose(net, parsed, device)
+        link, prefix = choose(net, parsed, device)
         family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
         attributes = [(rtnetlink.IFA_LOCAL, parsed.packed), (rtnetlink.IFA_ADDRESS, parsed.packed)]
         if parsed.version == 4 and prefix < 31:
@@ -420,47 +303,3 @@ def _delete(net: Rtnetlink, address: Address) -> None:
                 f"{address.ip} cannot be removed: {error.strerror}",
                 hint="criuctl needs CAP_NET_ADMIN.",
             ) from error
-
-
-# -- announcing ------------------------------------------------------------------------------------
-
-
-def announce(ip: str, link: Link, namespace: int | None) -> None:
-    """Send gratuitous ARP (request and reply), or an unsolicited neighbour advertisement.
-
-    Hosts that know the address learn its new place. Failures are not reported: a host that missed
-    the packet asks before long. Nothing is sent on a device without ARP.
-    """
-    parsed = ipaddress.ip_address(ip)
-    if link.kind != _ETHERNET or len(link.hardware) != 6 or link.flags & rtnetlink.IFF_NOARP:
-        return
-    with suppress(OSError):
-        if parsed.version == 4:
-            _gratuitous_arp(parsed.packed, link, namespace)
-        else:
-            _advertisement(parsed.packed, link, namespace)
-
-
-def _make(namespace: int | None, family: int, protocol: int) -> socket.socket:
-    if namespace is None:
-        return socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
-    return socket_inside(namespace, family, socket.SOCK_RAW, protocol)
-
-
-def _gratuitous_arp(ip: bytes, link: Link, namespace: int | None) -> None:
-    with _make(namespace, socket.AF_PACKET, 0) as sock:
-        sock.bind((link.name, 0))
-        for operation, target in ((_ARP_REQUEST, b"\0" * 6), (_ARP_REPLY, _BROADCAST)):
-            body = _ARP.pack(_ETHERNET, 0x0800, 6, 4, operation, link.hardware, ip, target, ip)
-            sock.send(_BROADCAST + link.hardware + struct.pack("!H", _ETH_P_ARP) + body)
-
-
-def _advertisement(ip: bytes, link: Link, namespace: int | None) -> None:
-    with _make(namespace, socket.AF_INET6, socket.IPPROTO_ICMPV6) as sock:
-        # else receivers ignore it
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
-        sock.bind((str(ipaddress.IPv6Address(ip)), 0))
-        option = struct.pack("!BB", 2, 1) + link.hardware
-        body = struct.pack("!BBHB3x", _ADVERTISEMENT, 0, 0, _OVERRIDE) + ip + option
-        sock.sendto(body, (_ALL_NODES, 0, 0, link.index))

@@ -1,8 +1,8 @@
 """Links, addresses and routes of a net namespace, read and changed by NETLINK_ROUTE.
 
-The socket is made inside the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with it,
-so neither a thread of ours nor a helper program has to enter it. Addresses and routes are kept as
-the kernel reports them, including attributes that are unknown here: they are put back exactly as
+The socket is made inside the namespace (`namespace_sockets.socket_inside`) and stays with it, so
+neither a thread of ours nor a helper program has to enter it. Addresses and routes are kept as the
+kernel reports them, including attributes that are unknown here: they are put back exactly as
 reported.
 """
 
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import PlatformError
-from .sockdiag import socket_inside
+from .namespace_sockets import socket_inside
 
 _ROUTE = 0
 _NEWLINK, _GETLINK = 16, 18

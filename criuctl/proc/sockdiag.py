@@ -1,8 +1,6 @@
 """The kernel's socket tables (NETLINK_SOCK_DIAG): every socket of a net namespace, of all users.
 
-The netlink socket must be *made* in the namespace that it asks about and then stays with it. So a
-short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread
-ever moves.
+The netlink socket must be made in the namespace that it asks about (`namespace_sockets`).
 
 The tables hold bound, connected and listening sockets, and all unix and packet sockets. A new TCP
 or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none of the tables
@@ -12,23 +10,18 @@ read here. A bound Multipath TCP socket appears as ``tcp``, by its inner socket.
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import os
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..errors import PlatformError
-from .procfs import reading
-from .syscalls import CLONE_NEWNET, setns
+from .namespace_sockets import namespace_of, namespace_socket, socket_inside
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
-_SIOCGSKNS = 0x894C
-_SO_NETNS_COOKIE = 71
 _SOCK_DESTROY = 21
 _NLM_F_REQUEST_DUMP, _NLM_F_REQUEST_ACK = 0x001 | 0x300, 0x001 | 0x004
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -150,80 +143,6 @@ class Socket(NamedTuple):
 
 
 # -- asking the kernel ----------------------------------------------------------------------------
-
-
-def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """Make a socket in the net namespace of `pid` (None: our own).
-
-    `NoSuchProcess`, `PlatformError`.
-    """
-
-    def make() -> socket.socket:
-        return socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-
-    if pid is None:
-        return make()
-    with reading(pid):
-        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return socket_inside(namespace, family, kind, protocol)
-    except OSError as error:
-        raise PlatformError(
-            f"PID {pid}: its net namespace cannot be entered: {error.strerror}",
-            hint="criuctl needs CAP_SYS_ADMIN to enter another net namespace.",
-        ) from error
-    finally:
-        os.close(namespace)
-
-
-def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """Make a socket in the net namespace that the descriptor `namespace` refers to; `OSError`."""
-    result: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def enter() -> None:
-        try:
-            setns(namespace, CLONE_NEWNET)
-            result.append(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
-        except OSError as error:
-            failed.append(error)
-
-    # setns moves one thread: one that ends afterwards, while all others stay.
-    thread = threading.Thread(target=enter, name="enter-netns")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return result[0]
-
-
-def net_cookie(namespace: int) -> int:
-    """Return the cookie of this net namespace, which is unique since the boot.
-
-    0 if the kernel has none (before Linux 5.14). The inode is not unique: the kernel gives it to
-    the next namespace once this one is gone.
-    """
-    try:
-        with socket_inside(namespace, socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            (cookie,) = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))
-    except OSError:
-        return 0
-    return int(cookie)
-
-
-def socket_in_same_namespace(sock: socket.socket) -> socket.socket:
-    """Make a socket of the same kind as `sock`, in its net namespace; `OSError`."""
-    try:
-        namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
-    except OSError:
-        # a kernel without network namespaces, or no permission to ask
-        return socket.socket(sock.family, sock.type)
-    try:
-        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
-            return socket.socket(sock.family, sock.type)
-        return socket_inside(namespace, sock.family, sock.type)
-    finally:
-        os.close(namespace)
 
 
 def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
@@ -433,7 +352,7 @@ def unix_peer(sock: socket.socket) -> int:
     0 if it has none. `OSError`.
     """
     inode = os.fstat(sock.fileno()).st_ino
-    namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
+    namespace = namespace_of(sock)
     try:
         with socket_inside(
             namespace, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG

@@ -23,8 +23,9 @@ from contextlib import suppress
 from typing import Literal
 
 from ..errors import NoSuchProcess
+from .namespace_sockets import socket_inside
 from .procfs import all_pids, open_pidfd
-from .sockdiag import TYPES, Socket, socket_inside, unix_sockets
+from .sockdiag import TYPES, Socket, unix_sockets
 from .sockets import outside_holders
 from .syscalls import borrow_socket
 

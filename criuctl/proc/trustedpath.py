@@ -16,8 +16,8 @@ its top (``/proc/self``): the process chooses their targets, whichever user owns
 
 POSIX ACLs: where a file has one, the group bits of its mode are the ACL's mask, the most that any
 named user or group may have. So "can be written by others" errs on the safe side without reading
-the ACL. `may_open` reads it. A file system in user space (FUSE) may claim any owner, so only one
-that root mounted is believed.
+the ACL (`file_access` reads it). A file system in user space (FUSE) may claim any owner, so only
+one that root mounted is believed.
 
 Nothing here blocks on a FIFO or has an effect on a device: O_PATH opens neither.
 """
@@ -29,13 +29,11 @@ import errno
 import os
 import shlex
 import stat
-import struct
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from ..errors import UntrustedPath
-from .credentials import CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, Credentials
 from .mounts import read_mounts
 
 MAX_LINKS = 40  # the kernel's limit
@@ -44,7 +42,6 @@ _O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FUSE, _PROC = 0x65735546, 0x9FA0  # f_type of statfs(2)
 _PROC_ROOT = 1  # the inode of /proc itself
 _ACL = "system.posix_acl_access"
-_ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_MASK = 0x02, 0x04, 0x08, 0x10
 
 
 class Component(NamedTuple):
@@ -401,70 +398,10 @@ def fs_type(fd: int) -> int:
     return int(ctypes.c_long.from_buffer(buffer).value)
 
 
-# -- whether a process could open it ------------------------------------------------------------
-
-
-def may_open(credentials: Credentials, components: Collection[Component], access: int) -> bool:
-    """Return whether the owner of `credentials` could open the last of `components` itself.
-
-    `access`: os.R_OK, W_OK and X_OK bits. `components`: everything on the way (`Place.walked`).
-    Judged as the kernel does without security modules: the right to search each folder, then the
-    rights to the file, by owner, ACL, groups and the capabilities of the initial user namespace.
-    """
-    *way, last = components
-    needed = [(one, os.X_OK) for one in way if stat.S_ISDIR(one.mode)] + [(last, access)]
-    return all(_allowed(credentials, one, wanted) for one, wanted in needed)
-
-
 def component(fd: int, path: str) -> Component:
-    """Return a file that is open already as a component named `path`, for `may_open`."""
+    """Return a file that is open already as a component named `path`, for `file_access`."""
     try:
         acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
     except OSError:  # the file has no ACL, or its file system has none
         acl = b""
     return Component(path, os.fstat(fd), acl)
-
-
-def access_of(flags: int) -> int:
-    """Return the access that open(2) with these flags needs, as os.R_OK and os.W_OK bits.
-
-    O_PATH needs none.
-    """
-    if flags & os.O_PATH:
-        return 0
-    both = os.R_OK | os.W_OK
-    wanted = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK}.get(flags & os.O_ACCMODE, both)
-    return wanted | (os.W_OK if flags & os.O_TRUNC else 0)
-
-
-def _allowed(credentials: Credentials, one: Component, access: int) -> bool:
-    if any(access & ~permission == 0 for permission in _permissions(credentials, one)):
-        return True
-    if credentials.has(CAP_DAC_OVERRIDE):
-        return bool(stat.S_ISDIR(one.mode) or not access & os.X_OK or one.mode & 0o111)
-    only_reads = not access & os.W_OK and (stat.S_ISDIR(one.mode) or not access & os.X_OK)
-    return only_reads and credentials.has(CAP_DAC_READ_SEARCH)
-
-
-def _permissions(credentials: Credentials, one: Component) -> list[int]:
-    """Return the rwx bits of each entry that applies.
-
-    The kernel grants the access if one entry allows all of it.
-    """
-    mode, status = one.mode, one.status
-    if status.st_uid == credentials.uid:
-        return [mode >> 6 & 7]
-    if not one.acl:
-        return [mode >> 3 & 7] if status.st_gid in credentials.all_groups else [mode & 7]
-    entries = list(struct.iter_unpack("<HHI", one.acl[4:]))
-    mask = next((permission for tag, permission, _ in entries if tag == _ACL_MASK), 7)
-    for tag, permission, who in entries:
-        if tag == _ACL_USER and who == credentials.uid:
-            return [permission & mask]
-    matching = [
-        permission & mask
-        for tag, permission, who in entries
-        if (tag == _ACL_GROUP_OBJ and status.st_gid in credentials.all_groups)
-        or (tag == _ACL_GROUP and who in credentials.all_groups)
-    ]
-    return matching or [mode & 7]

@@ -26,11 +26,12 @@ from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..gpu.driver_process import Answer, DriverProcess
 from ..host.gpus import HostGpus, gpu_facts, judge
 from ..proc.credentials import Credentials
+from ..proc.file_access import access_of, may_open
 from ..proc.heldthreads import HeldThreads
 from ..proc.namespaces import ns_pids
 from ..proc.procfs import all_tids
 from ..proc.reopen import reopen
-from ..proc.trustedpath import access_of, may_open, opened
+from ..proc.trustedpath import opened
 from ..report import Finding, Reporter
 
 _MOVE = 900.0  # seconds for the driver to move all device memory

@@ -27,8 +27,9 @@ from ..namespaces.network_choice import Place, is_new, opened
 from ..namespaces.network_choice import find as find_net
 from ..namespaces.ports import is_taken
 from ..proc.connecting import spelled
+from ..proc.namespace_sockets import socket_inside
 from ..proc.procfs import read_text
-from ..proc.sockdiag import Address, is_remembered, socket_inside, sockets
+from ..proc.sockdiag import Address, is_remembered, sockets
 from ..proc.sockets import outside_holders
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding

@@ -33,7 +33,7 @@ from ..dump import story as dumping
 from ..dump.job import DumpRequest
 from ..errors import NotFound, PlatformError
 from ..ops import migrate as migrating
-from ..ops import sessions
+from ..ops import new_session
 from ..ops.moving.delivery import MoveOptions
 from ..ops.scheduling import batch
 from ..proc import forked
@@ -65,7 +65,7 @@ def run(config: Config, _reporter: Reporter, argv: list[str], options: Any) -> d
     """Start a session."""
     options["env"] = dict(os.environ) | options["env"]
     options["size"] = tuple(options["size"])
-    return sessions.run(config, argv, **options).to_dict()
+    return new_session.run(config, argv, **options).to_dict()
 
 
 def dump(config: Config, reporter: Reporter, target: str, request: Any) -> dict[str, Any]:

@@ -9,11 +9,7 @@ Differences between servers decide how this module uses them:
 - "If absent" is If-None-Match on PutObject, with a check beforehand for servers that ignore the
   header.  412, 409, 5xx and lost answers mean *unknown* (a repeated request can meet its own
   earlier success): the object is read and compared with what was to be written.
-- Transient failures are retried with growing, jittered pauses and a ceiling (tenacity; botocore's
-  own retries are off, because they do not cover the reading of bodies).  A server that has never
-  answered is given up after about ten seconds, or the first ``s3_timeout`` if it accepts
-  connections: a wrong address, or a server that hangs, is likelier than a passing fault.
-- Each request ends in time, its attempts, pauses and a slow body included; see `s3_deadline`.
+- Transient failures are retried, and each request ends in time: see `s3_requests`.
 - A HEAD's failure has no body, so 404 might be the bucket or the key: a GET then finds out the
   error.
 - The server's ETag, if it is an MD5, is compared with what was sent.  An ETag may be something else
@@ -29,25 +25,14 @@ boto3 is imported by this module, and this module only when an S3 store is opene
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from botocore.exceptions import ClientError
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
 
 from ..config import Config
-from ..errors import (
-    ConfigError,
-    CriuctlError,
-    Damaged,
-    ObjectExists,
-    ObjectMissing,
-    StoreCannot,
-    StoreError,
-)
+from ..errors import CriuctlError, Damaged, ObjectExists, ObjectMissing, StoreCannot, StoreError
 from .base import (
     Capabilities,
     Data,
@@ -62,32 +47,24 @@ from .base import (
     valid_name,
 )
 from .s3_body import Body, ViewReader, md5_etag, slices
-from .s3_client import make_client, server_of
-from .s3_deadline import Limit, expect, limited
+from .s3_client import server_of
+from .s3_deadline import expect, limited
 from .s3_errors import (
     FOREIGN,
-    TookTooLong,
     code_of,
     condition_failed,
     condition_unknown,
     digest_wanted,
-    field,
     is_transient,
     not_s3,
     status_of,
-    store_error,
-    unanswered,
 )
-
-T = TypeVar("T")
+from .s3_requests import Requests
 
 MULTIPART_BYTES = 64 << 20  # larger objects go in parts
 _SINGLE_MAX = 5 << 30  # S3's limit for one PutObject
 _PIECE = 1 << 20
 _SMALL = 1 << 20  # bodies up to this are sent with Content-MD5 always
-# seconds before another attempt: first, ceiling, random part
-_PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5
-_FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
 
 
 class S3Store(Store):
@@ -98,16 +75,14 @@ class S3Store(Store):
         self._bucket = bucket
         self._base = f"{prefix}/" if prefix else ""
         self._config = config
-        self._lock = threading.Lock()
-        self._made: Any = None
-        self._answered = False  # whether the server ever did
+        self._s3 = Requests(self.url, config)
         self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
         self._etags = True  # whether the server's ETags may be MD5s
 
     def place(self) -> str:
-        endpoint = self._client.meta.endpoint_url
-        with self._mapped_settings():
+        endpoint = self._s3.client.meta.endpoint_url
+        with self._s3.mapped_settings():
             return f"{self.url} at {server_of(endpoint)}"
 
     # -- writing -----------------------------------------------------------------------------------
@@ -119,16 +94,22 @@ class S3Store(Store):
             self._create(name, views, size)
         elif size <= MULTIPART_BYTES:
             body = Body(views, size)
-            etag = self._retry(
+            etag = self._s3.retry(
                 f"writing {name}", lambda: self._put_once(key, body), name, size=size
             )
             self._see_stored(name, body, etag)
         else:
             from .s3_multipart import put_in_parts
 
-            with self._mapped(f"writing {name}", name):
+            with self._s3.mapped(f"writing {name}", name):
                 etag = put_in_parts(
-                    self._client, self._call, self._bucket, key, views, size, self._config.uploads
+                    self._s3.client,
+                    self._s3.call,
+                    self._bucket,
+                    key,
+                    views,
+                    size,
+                    self._config.uploads,
                 )
             self._see_stored(name, Body(views, size), etag)
 
@@ -137,7 +118,7 @@ class S3Store(Store):
         reader = ViewReader(body.views)
         digest = {"ContentMD5": body.md5} if self._digests or body.size <= _SMALL else {}
         try:
-            answer = self._client.put_object(
+            answer = self._s3.client.put_object(
                 Bucket=self._bucket, Key=key, Body=reader, **digest, **condition
             )
             return str(answer.get("ETag", ""))
@@ -155,7 +136,7 @@ class S3Store(Store):
         if not self._config.verify_writes:
             if not self._etags or (known := md5_etag(etag)) is None or known == body.etag(known):
                 return
-        if self._retry(
+        if self._s3.retry(
             f"reading back {name}", lambda: self._same(name, body), name, size=body.size
         ):
             if not self._config.verify_writes:
@@ -164,8 +145,7 @@ class S3Store(Store):
         with suppress(CriuctlError):
             self.delete(name)
         raise Damaged(
-            f"{name} in {self.url} at {self._client.meta.endpoint_url} is not what was sent, "
-            "though the server acknowledged it",
+            f"{name} in {self._s3.where} is not what was sent, though the server acknowledged it",
             hint="The server, or its disk or memory, is faulty: what it holds cannot be relied on.",
             object=name,
         )
@@ -178,7 +158,7 @@ class S3Store(Store):
         taken = ObjectExists(f"{name} is in {self.url} already", object=name)
         body = Body(views, size)
         if (
-            self._retry(f"looking at {name}", lambda: self._same(name, body), name, size=size)
+            self._s3.retry(f"looking at {name}", lambda: self._same(name, body), name, size=size)
             is not None
         ):
             raise taken
@@ -206,7 +186,7 @@ class S3Store(Store):
                     raise
                 return ours
 
-        if not self._retry(f"creating {name}", attempt, name, also=condition_failed, size=size):
+        if not self._s3.retry(f"creating {name}", attempt, name, also=condition_failed, size=size):
             raise taken
         if made:
             self._see_stored(name, body, made[-1])
@@ -214,13 +194,13 @@ class S3Store(Store):
     def _same(self, name: str, body: Body) -> bool | None:
         """Return whether the object is exactly `body`; None if it is absent."""
         try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
+            answer = self._s3.client.get_object(Bucket=self._bucket, Key=self._key(name))
         except ClientError as error:
             if code_of(error) == "NoSuchKey":
                 return None
             raise
         with closing(answer["Body"]) as stream:
-            if self._field(answer, "ContentLength") != body.size:
+            if self._s3.field(answer, "ContentLength") != body.size:
                 return False
             return all(
                 stream.read(piece.nbytes) == piece
@@ -231,9 +211,9 @@ class S3Store(Store):
     def delete(self, name: str) -> None:
         key = self._key(name)
         try:
-            self._retry(
+            self._s3.retry(
                 f"deleting {name}",
-                lambda: self._client.delete_object(Bucket=self._bucket, Key=key),
+                lambda: self._s3.client.delete_object(Bucket=self._bucket, Key=key),
                 name,
             )
         except ObjectMissing:
@@ -245,16 +225,16 @@ class S3Store(Store):
         key = self._key(name)
 
         def attempt() -> bytes:
-            answer = self._client.get_object(Bucket=self._bucket, Key=key)
+            answer = self._s3.client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as stream:
                 # urllib3 ensures that all of it comes, and no more.
-                size = self._field(answer, "ContentLength")
+                size = self._s3.field(answer, "ContentLength")
                 check_limit(name, self.url, size, limit)
                 expect(size)
                 content: bytes = stream.read()
             return content
 
-        return self._retry(f"reading {name}", attempt, name)
+        return self._s3.retry(f"reading {name}", attempt, name)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
         if not length:
@@ -266,7 +246,7 @@ class S3Store(Store):
                 content: bytes = stream.read()
             return content
 
-        return self._retry(f"reading {name}", attempt, name, size=length)
+        return self._s3.retry(f"reading {name}", attempt, name, size=length)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
@@ -283,7 +263,7 @@ class S3Store(Store):
                         raise short_object(name, self.url, offset, target.nbytes, done)
                     done += count
 
-        self._retry(f"reading {name}", attempt, name, size=target.nbytes)
+        self._s3.retry(f"reading {name}", attempt, name, size=target.nbytes)
 
     @contextmanager
     def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
@@ -292,7 +272,7 @@ class S3Store(Store):
         It raises IncompleteRead if the server ends it early.
         """
         span = f"bytes={offset}-{offset + length - 1}"
-        answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)
+        answer = self._s3.client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)
         with closing(answer["Body"]) as stream:
             self._check_span(answer, name, offset, length)
             yield stream
@@ -301,7 +281,7 @@ class S3Store(Store):
         """Check that the server is about to send the requested bytes: some answer 200 to any
         range.
         """
-        sent, span = self._field(answer, "ContentLength"), answer.get("ContentRange", "")
+        sent, span = self._s3.field(answer, "ContentLength"), answer.get("ContentRange", "")
         if span.startswith(f"bytes {offset}-") or (not span and offset == 0):
             if sent < length:
                 raise short_object(name, self.url, offset, length, sent)
@@ -317,20 +297,20 @@ class S3Store(Store):
 
         def attempt() -> ObjectInfo:
             try:
-                found = self._client.head_object(Bucket=self._bucket, Key=key)
+                found = self._s3.client.head_object(Bucket=self._bucket, Key=key)
             except ClientError as error:
                 if not 300 <= status_of(error) < 500:
                     raise
                 # The same request by GET, whose answer has a body with the reason.
-                with closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"]):
+                with closing(self._s3.client.get_object(Bucket=self._bucket, Key=key)["Body"]):
                     raise error from None
             return ObjectInfo(
                 name,
-                self._field(found, "ContentLength"),
-                self._field(found, "LastModified").timestamp(),
+                self._s3.field(found, "ContentLength"),
+                self._s3.field(found, "LastModified").timestamp(),
             )
 
-        return self._retry(f"looking at {name}", attempt, name)
+        return self._s3.retry(f"looking at {name}", attempt, name)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start, last = self._base + check_prefix(prefix), ""
@@ -338,7 +318,7 @@ class S3Store(Store):
         while True:
             page = self._list_page(start, **more)
             for item in page.get("Contents", []):
-                key = self._field(item, "Key")
+                key = self._s3.field(item, "Key")
                 if key <= last or not key.startswith(start):
                     raise StoreError(
                         f"{self.url} does not list its objects in order ({key!r} after {last!r})",
@@ -351,28 +331,23 @@ class S3Store(Store):
                 if valid_name(name := key[len(self._base) :]):
                     yield ObjectInfo(
                         name,
-                        self._field(item, "Size"),
-                        self._field(item, "LastModified").timestamp(),
+                        self._s3.field(item, "Size"),
+                        self._s3.field(item, "LastModified").timestamp(),
                     )
             if not page.get("IsTruncated"):
                 return
-            following = {"ContinuationToken": self._field(page, "NextContinuationToken")}
+            following = {"ContinuationToken": self._s3.field(page, "NextContinuationToken")}
             if following == more:
-                raise not_s3(
-                    f"{self.url} at {self._client.meta.endpoint_url}", "its listing never ends"
-                )
+                raise not_s3(self._s3.where, "its listing never ends")
             more = following
 
     def _list_page(self, start: str, **more: Any) -> Any:
-        page = self._retry(
+        page = self._s3.retry(
             "listing",
-            lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more),
+            lambda: self._s3.client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more),
         )
-        self._field(page, "Name")  # a login page, for example, is not an empty store
+        self._s3.field(page, "Name")  # a login page, for example, is not an empty store
         return page
-
-    def _field(self, answer: dict[str, Any], name: str) -> Any:
-        return field(answer, name, f"{self.url} at {self._client.meta.endpoint_url}")
 
     # -- the place ---------------------------------------------------------------------------------
 
@@ -385,8 +360,8 @@ class S3Store(Store):
         from .s3_probe import probe
 
         self.create()
-        with self._mapped("probing"), limited(self._config):
-            return probe(self._client, self._bucket, self._base)
+        with self._s3.mapped("probing"), limited(self._config):
+            return probe(self._s3.client, self._bucket, self._base)
 
     def sweep(self, older_than: float) -> int:
         """Abort multipart uploads below the prefix that were begun `older_than` seconds ago or
@@ -394,135 +369,21 @@ class S3Store(Store):
         """
         from .s3_multipart import abort_stale
 
-        with self._mapped("looking for unfinished uploads"):
-            return abort_stale(self._client, self._call, self._bucket, self._base, older_than)
+        with self._s3.mapped("looking for unfinished uploads"):
+            return abort_stale(self._s3.client, self._s3.call, self._bucket, self._base, older_than)
 
     def keeping(self) -> Keeping | None:
         from .s3_versions import keeping
 
-        with self._mapped("looking for older versions"):
-            return keeping(self._client, self._call, self._bucket, self._base)
+        with self._s3.mapped("looking for older versions"):
+            return keeping(self._s3.client, self._s3.call, self._bucket, self._base)
 
     def prepare(self) -> None:
         with suppress(CriuctlError):
-            _ = self._client
+            _ = self._s3.client
 
     def close(self) -> None:
-        with self._lock:
-            if self._made is not None:
-                self._made.close()
-                self._made = None
-
-    # -- requests ----------------------------------------------------------------------------------
+        self._s3.close()
 
     def _key(self, name: str) -> str:
         return self._base + check_name(name)
-
-    @property
-    def _client(self) -> Any:
-        """boto3's client, made at first use; its clients may be used from all threads."""
-        with self._lock:
-            if self._made is None:
-                with self._mapped_settings():
-                    self._made = make_client(self._config)
-            return self._made
-
-    @contextmanager
-    def _mapped_settings(self) -> Iterator[None]:
-        try:
-            yield
-        except FOREIGN as error:
-            raise store_error(
-                error, "preparing the connection", self.url, self._config.s3_endpoint or "S3"
-            ) from error
-        except ValueError:
-            # Its text repeats parts of the endpoint, also of a password: the text before a slash
-            # passes for a port.
-            raise ConfigError(
-                "the S3 settings do not make sense: the endpoint is not an address",
-                hint=(
-                    "Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written "
-                    "https://HOST:PORT."
-                ),
-            ) from None
-
-    @contextmanager
-    def _mapped(self, doing: str, name: str = "") -> Iterator[None]:
-        try:
-            yield
-        except FOREIGN as error:
-            raise store_error(
-                error, doing, self.url, self._client.meta.endpoint_url, name
-            ) from error
-        except ValueError as error:  # a number or a time that boto3 cannot read
-            raise not_s3(
-                f"{doing} in {self.url} at {self._client.meta.endpoint_url}", str(error)
-            ) from error
-        except RecursionError as error:
-            # botocore looks for a bucket's region by asking again, even where every answer is a
-            # redirection.
-            raise StoreError(
-                f"{doing} in {self.url}: {self._client.meta.endpoint_url} redirects every request",
-                hint="Is the endpoint the address of an S3 server?",
-            ) from error
-
-    def _retry(
-        self,
-        doing: str,
-        request: Callable[[], T],
-        name: str = "",
-        also: Callable[[BaseException], bool] | None = None,
-        size: int = 0,
-    ) -> T:
-        """Return `request()`, with contents of `size` bytes, retried after transient failures.
-
-        botocore's errors become criuctl's.
-        """
-        with self._mapped(doing, name):
-            return self._call(request, also, size)
-
-    def _call(
-        self,
-        request: Callable[[], T],
-        also: Callable[[BaseException], bool] | None = None,
-        size: int = 0,
-    ) -> T:
-        """Return `request()`, retried after failures that are transient or that `also` accepts.
-
-        botocore's errors pass through.
-        """
-        with limited(self._config, size) as limit:
-
-            def attempt() -> T:
-                limit.attempt()
-                return request()
-
-            attempts = Retrying(
-                retry=retry_if_exception(
-                    lambda error: is_transient(error) or (also is not None and also(error))
-                ),
-                wait=wait_exponential(multiplier=_PAUSE, max=_PAUSE_MAX) + wait_random(0, _JITTER),
-                stop=partial(self._give_up, limit),
-                reraise=True,
-            )
-            try:
-                result = attempts(attempt)
-            except FOREIGN as error:
-                if limit.over() and is_transient(error):
-                    raise TookTooLong(seconds=limit.seconds, error=error) from error
-                raise
-        self._answered = True
-        return result
-
-    def _give_up(self, limit: Limit, state: RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome is not None else None
-        attempts = max(1, self._config.s3_retries)
-        if error is not None and status_of(error):
-            self._answered = True
-        if limit.over(state.upcoming_sleep):
-            return True
-        if not self._answered and error is not None and unanswered(error):
-            if (state.seconds_since_start or 0.0) > _FIRST_CONTACT_SECONDS:
-                return True
-            attempts = min(attempts, _FIRST_CONTACT_ATTEMPTS)
-        return state.attempt_number >= attempts

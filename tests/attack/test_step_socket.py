@@ -18,7 +18,7 @@ from support.holding import TIMEOUT, Holders, until
 from support.keeper import wait_until
 from support.neighbour import NEIGHBOUR, as_neighbour
 
-from criuctl.ops.sessions import SPAWNER
+from criuctl.ops.new_session import SPAWNER
 from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration

@@ -25,7 +25,7 @@ from support.keeper import Keeper, Launched
 
 from criuctl.config import Config
 from criuctl.errors import CriuctlError
-from criuctl.ops import sessions
+from criuctl.ops import new_session
 from criuctl.session.client.session import Output, Session
 from criuctl.session.sessions import state_of
 
@@ -311,7 +311,7 @@ class Sessions(Host):
 
     def start(self, name: str, argv: Sequence[str]) -> list[int]:
         self._names.append(name)
-        started = sessions.run(self.config, argv, name=name, workspace="/", env=environment())
+        started = new_session.run(self.config, argv, name=name, workspace="/", env=environment())
         above = _parent(started.pid)
         return [started.holder_pid, *([above] if above != started.holder_pid else [])]
 

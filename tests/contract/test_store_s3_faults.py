@@ -58,8 +58,8 @@ def through(
     proxies: list[FaultProxy] = []
     stores: list[Store] = []
     if not patient:
-        monkeypatch.setattr("criuctl.store.s3._PAUSE", 0.02)
-        monkeypatch.setattr("criuctl.store.s3._JITTER", 0.04)
+        monkeypatch.setattr("criuctl.store.s3_requests._PAUSE", 0.02)
+        monkeypatch.setattr("criuctl.store.s3_requests._JITTER", 0.04)
 
     def make(
         retries: int = 5, pause: float = 1.0, deadline: float = 120.0, **faults: str

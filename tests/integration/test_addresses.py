@@ -23,8 +23,8 @@ from support.command import Home
 from support.keeper import wait_until
 
 from criuctl.errors import Conflict, NotFound, UsageError
-from criuctl.proc import addresses
-from criuctl.proc.sockdiag import socket_inside
+from criuctl.proc import address_choice, addresses
+from criuctl.proc.namespace_sockets import socket_inside
 
 pytestmark = pytest.mark.integration
 
@@ -264,16 +264,16 @@ def test_a_label_and_flags_come_back(net: Net) -> None:
 def test_the_device_is_that_of_the_subnet_or_of_the_default_route(net: Net) -> None:
     net.ip(2, "link", "add", "other", "type", "bridge")
     net.ip(2, "link", "set", "other", "up")
-    assert addresses.choose_device(MOVES, None, net.fd(2)) == ("eth0", 24)
-    assert addresses.choose_device(MOVES, "other", net.fd(2)) == ("other", 32)
+    assert address_choice.choose_device(MOVES, None, net.fd(2)) == ("eth0", 24)
+    assert address_choice.choose_device(MOVES, "other", net.fd(2)) == ("other", 32)
     with pytest.raises(NotFound) as nowhere:
-        addresses.choose_device("192.0.2.1", None, net.fd(2))
+        address_choice.choose_device("192.0.2.1", None, net.fd(2))
     assert "192.0.2.1@DEVICE" in nowhere.value.hint
     with pytest.raises(NotFound, match="eth7"):
-        addresses.choose_device(MOVES, "eth7", net.fd(2))
+        address_choice.choose_device(MOVES, "eth7", net.fd(2))
     net.ip(2, "route", "add", "default", "via", "10.9.0.3")
-    assert addresses.choose_device("192.0.2.1", None, net.fd(2)) == ("eth0", 32)
-    assert addresses.choose_device("2001:db8::1", "eth0", net.fd(2)) == ("eth0", 128)
+    assert address_choice.choose_device("192.0.2.1", None, net.fd(2)) == ("eth0", 32)
+    assert address_choice.choose_device("2001:db8::1", "eth0", net.fd(2)) == ("eth0", 128)
 
 
 def test_what_cannot_be(net: Net) -> None:
@@ -303,4 +303,4 @@ def test_what_cannot_be(net: Net) -> None:
 )
 def test_what_is_no_address_that_could_move(text: str) -> None:
     with pytest.raises(UsageError):
-        addresses.parse(text)
+        address_choice.parse(text)

@@ -24,7 +24,7 @@ from support.trip import Trip
 from support.zoo import Zoo
 
 from criuctl.proc import netfilter
-from criuctl.proc.sockdiag import socket_inside
+from criuctl.proc.namespace_sockets import socket_inside
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,6 @@ FORBIDDEN = re.compile(
 # of a CRIU binary, the name of an interpreter.
 ALLOWED = re.compile(r'"beside"|``beside``|"told"|(FROM|INTO|TABLE) told|\|wish\|')
 
-
 DOCUMENTS = (
     "README.md",
     "CHANGELOG.md",
@@ -33,7 +32,8 @@ def texts() -> list[Path]:
     kinds = ("*.py", "*.md", "*.js", "*.html")
     package = [p for kind in kinds for p in (PROJECT / "criuctl").rglob(kind)]
     package = [p for p in package if "vendor" not in p.parts]
-    folders = [*(PROJECT / "images").glob("*.md"), *(PROJECT / "hooks").rglob("*.md")]
+    formats = [path for kind in ("*.md", "*.json") for path in (PROJECT / "images").glob(kind)]
+    folders = [*formats, *(PROJECT / "hooks").rglob("*.md")]
     return [*package, *folders, *(PROJECT / name for name in DOCUMENTS)]
 
 

@@ -115,8 +115,8 @@ def harmless(value: ast.FormattedValue, words: set[str]) -> bool:
 
 # Not copied into a shell, or made of constants alone.
 OURS = {
-    ("cli/main.py", "PROGRAM"),
-    ("cli/main.py", "path"),  # of commands of ours
+    ("cli/failures.py", "PROGRAM"),
+    ("cli/failures.py", "path"),  # of commands of ours
     ("cli/man_formatter.py", "name"),  # of a page of the manual
     ("files/missing_paths.py", "make"),  # one of two commands
     ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants

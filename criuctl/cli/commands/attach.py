@@ -105,7 +105,8 @@ def attach(
             )
         finally:
             remote.close()
-    from ...ops.sessions import ended, run
+    from ...ops.new_session import run
+    from ...ops.sessions import ended
     from ...session.sessions import inside
 
     if stdio:

@@ -58,7 +58,8 @@ def completion(app: App, shell: str) -> int:
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from ..main import COMPLETE_VARIABLE, PROGRAM, cli
+    from ..app import PROGRAM
+    from ..main import COMPLETE_VARIABLE, cli
 
     found = get_completion_class(shell)
     if found is None:

@@ -142,8 +142,8 @@ def run(
     that is missing or dumb, as in a job of cron, becomes xterm-256color.
     """
     from ...errors import UsageError
+    from ...ops.new_session import run as start
     from ...ops.sessions import connect
-    from ...ops.sessions import run as start
     from ...session.client.local_terminal import Terminal
 
     if app.json and not detach:

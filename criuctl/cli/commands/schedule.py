@@ -22,7 +22,7 @@ from .dump import parse_labels
 from .snapshot import JOBS, printer
 
 if TYPE_CHECKING:
-    from ...ops.schedules import Ran
+    from ...ops.schedule_run import Ran
 
 _SELF = "criuctl.cli.commands.schedule"
 _COUNT = click.IntRange(min=1)
@@ -368,7 +368,7 @@ def run(app: App, name: str, delay: bool) -> int:
     is 12. With -q only failures are printed.
     """
     from ... import config as configuration
-    from ...ops import schedules
+    from ...ops import schedule_run, schedules
 
     wanted = schedules.get(app.config, name)
     config = app.config
@@ -379,7 +379,7 @@ def run(app: App, name: str, delay: bool) -> int:
     # a closed pipe of cron must not stop a schedule's snapshots
     report = insistent(printer(app), unheard)
     with app.reporting(bars=False) as reporter:
-        ran, code = schedules.run(
+        ran, code = schedule_run.run(
             config, wanted, delay=delay, reporter=reporter, report=report, judge=_judge
         )
     if app.json:

@@ -37,7 +37,7 @@ from msgspec import Struct
 
 from ...checkpoint.connection_record import ConnectionRecord
 from ...errors import CriuctlError
-from ...proc.sockdiag import namespace_socket
+from ...proc.namespace_sockets import namespace_socket
 from .base import CannotRebuild, PeerAway
 from .postgresql_auth import Login, log_in
 from .postgresql_wire import (

@@ -28,7 +28,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...proc import connecting, sockdiag
+from ...proc import connecting, namespace_sockets, sockdiag
 from ...proc.sockets import outside_holders
 from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, NotRedis, Resp, as_map
@@ -150,7 +150,7 @@ def _address(place: Place) -> Iterator[Any]:
 
 def _same_namespace(sock: socket.socket) -> socket.socket:
     try:
-        return sockdiag.socket_in_same_namespace(sock)
+        return namespace_sockets.socket_in_same_namespace(sock)
     except OSError as error:
         raise CannotRebuild(
             f"the net namespace of the connection cannot be entered: {error.strerror}"

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 from ...criu import binary, features
-from ...proc.sockdiag import namespace_socket
+from ...proc.namespace_sockets import namespace_socket
 from ...report import Finding
 from .scene import Scene
 

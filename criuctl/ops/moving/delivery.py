@@ -24,7 +24,7 @@ from ...config import Config
 from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
 from ...host.moves import Moves, Outgoing, new_id
 from ...host.registry import SessionRecord, boot_id
-from ...proc import addresses
+from ...proc import address_choice, addresses
 from ...proc.scratch import Scratch
 from ...proc.tree import ProcessIdentity, wait_ended
 from ...quoting import quoted
@@ -171,7 +171,7 @@ class HostDelivery(Struct):
         identities = tuple((i.pid, i.start_time) for i in tree)
         self.move = replace(self.move, checkpoint=manifest.id, tree=identities, options=options)
         self.reporter.step("hand-over")
-        for ip, device in dict(map(addresses.parse, self.options.keep_addresses)).items():
+        for ip, device in dict(map(address_choice.parse, self.options.keep_addresses)).items():
             self._take(ip, device)
         asked = {"checkpoint": manifest.id, "addresses": list(self.move.addresses), **options}
         with self._named(f"; {self.move.session!r} goes on here"):

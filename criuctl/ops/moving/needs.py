@@ -29,7 +29,7 @@ from ...files.carried_files import resolve_carried, walk
 from ...files.shared_mappings import writes
 from ...host.identity import host_info
 from ...namespaces.plan import plan_entry
-from ...proc import addresses
+from ...proc import address_choice
 from ...proc.elfnotes import build_id
 from ...proc.procfs import read_text, reading
 from ...proc.syscalls import borrow_socket
@@ -131,8 +131,8 @@ def gather(
 def _check_addresses(kept: Sequence[str]) -> None:
     """Raise `NotFound` for an address that is to move along but is not here."""
     for text in kept:
-        ip, _device = addresses.parse(text)
-        if addresses.find(ip, None) is None:
+        ip, _device = address_choice.parse(text)
+        if address_choice.find(ip, None) is None:
             raise NotFound(
                 f"{ip}, which is to move along, is not an address of this host",
                 hint="`ip address` shows them.",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ...checkpoint.connection_record import endpoint
 from ...errors import CriuctlError
-from ...proc.addresses import choose_device, find
+from ...proc.address_choice import choose_device, find
 from ...quoting import quoted
 from ...report import Finding
 from ...restore.observe import is_local

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from ...checkpoint.leases import Head
 
 Restart = Literal["on-failure", "always", "never"]
-Reason = Literal["period", "idle", "step", "again"]
+Reason = Literal["period", "idle", "step", "again", "asked"]
 
 # seconds after the newest snapshot before one by idleness, by step, or after a failure, at least
 GAP = 1.0

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from criuctl.cli import manual, topics
-from criuctl.cli.main import PROGRAM, cli
+from criuctl.cli.app import PROGRAM
+from criuctl.cli.main import cli
 from criuctl.cli.pages import PageContext
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

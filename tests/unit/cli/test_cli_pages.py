@@ -12,7 +12,8 @@ import click
 import pytest
 from support.program import clean_environment
 
-from criuctl.cli.main import COMMANDS, PROGRAM, cli
+from criuctl.cli.app import PROGRAM
+from criuctl.cli.main import COMMANDS, cli
 from criuctl.cli.pages import GlobalOption, LazyGroup, Page, PageContext
 from criuctl.errors import EXIT_CODES
 from criuctl.hooks.contract import PHASES

@@ -29,7 +29,7 @@ from criuctl.connections.protocols.base import (
 )
 from criuctl.connections.protocols.tcp import PROTOCOL as TCP
 from criuctl.connections.reconnect import Engine, Job, Result
-from criuctl.proc import connecting, sockdiag
+from criuctl.proc import connecting, namespace_sockets
 
 
 class Protocol:
@@ -396,7 +396,7 @@ def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
         stack.callback(os.close, namespace)
         server, sock = (
             stack.enter_context(
-                sockdiag.socket_inside(namespace, socket.AF_UNIX, socket.SOCK_STREAM)
+                namespace_sockets.socket_inside(namespace, socket.AF_UNIX, socket.SOCK_STREAM)
             )
             for _ in "12"
         )

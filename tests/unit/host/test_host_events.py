@@ -16,7 +16,7 @@ import pytest
 from criuctl.checkpoint.gc_result import Collected
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
-from criuctl.host.journal import events
+from criuctl.host.journal import events, operation_facts
 from criuctl.host.journal.event_log import EventLog
 from criuctl.host.maintenance import Item
 from criuctl.ops.pause import Steered, _steered
@@ -45,7 +45,9 @@ def logged(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-@events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
+@events.recorded_each(
+    "maintenance-begin", operation_facts.maintained, about=operation_facts.of_maintenance
+)
 def begin(config: Config, how: str, items: list[Any]) -> Iterator[Item]:
     for item in items:
         if isinstance(item, BaseException):
@@ -118,7 +120,7 @@ def test_a_killed_command_is_recorded_once_by_the_next(config: Config, tmp_path:
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 
-    @events.recorded("dump", events.nothing_more, about=events.target)
+    @events.recorded("dump", operation_facts.nothing_more, about=events.target)
     def killed(_config: Config, _target: str) -> None:
         theirs.send("under way")
         signal.pause()
@@ -154,7 +156,7 @@ def test_a_killed_command_is_recorded_once_by_the_next(config: Config, tmp_path:
 
 
 def test_what_had_nothing_to_do_is_none(config: Config) -> None:
-    assert events.recovered([]) == [] and events.recovered([item("a")])
+    assert operation_facts.recovered([]) == [] and operation_facts.recovered([item("a")])
     assert _steered(Steered("web", "paused", changed=False)) == [] and _steered(
         Steered("web", "paused")
     )
@@ -163,9 +165,9 @@ def test_what_had_nothing_to_do_is_none(config: Config) -> None:
 @pytest.mark.parametrize("what", ["refused", "refused_others", "lost"])
 def test_a_collection_that_is_not_all_done_ends_as_its_command_does(what: str) -> None:
     done = Collected()
-    assert events.collected(done)[0]["exit_code"] == 0
+    assert operation_facts.collected(done)[0]["exit_code"] == 0
     setattr(done, what, 1)
-    assert events.collected(done)[0]["exit_code"] == 11
+    assert operation_facts.collected(done)[0]["exit_code"] == 11
 
 
 def test_a_run_of_a_schedule(config: Config) -> None:
@@ -173,9 +175,9 @@ def test_a_run_of_a_schedule(config: Config) -> None:
         SimpleNamespace(target="a", error=None),
         SimpleNamespace(target="b", error=NotFound("b")),
     ]
-    run = events.recorded("schedule-run", events.scheduled, about=events.of_schedule)(
-        lambda _config, _schedule: (SimpleNamespace(outcomes=targets, pruned=2, error=None), 3)
-    )
+    run = events.recorded(
+        "schedule-run", operation_facts.scheduled, about=operation_facts.of_schedule
+    )(lambda _config, _schedule: (SimpleNamespace(outcomes=targets, pruned=2, error=None), 3))
     run(config, SimpleNamespace(name="hourly"))
     facts = {
         "schedule": "hourly",
@@ -192,10 +194,13 @@ def test_a_run_of_a_schedule(config: Config) -> None:
             **facts,
         }
     ]
-    assert events.of_schedule((config, "../x"), {}) == {} and events.of_name(
+    assert operation_facts.of_schedule((config, "../x"), {}) == {} and operation_facts.of_name(
         (config, "web"), {}
     ) == {"session": "web"}
-    assert [one["exit_code"] for one in [*events.supervised(True), *events.supervised(False)]] == [
+    assert [
+        one["exit_code"]
+        for one in [*operation_facts.supervised(True), *operation_facts.supervised(False)]
+    ] == [
         0,
         11,
     ]

@@ -18,7 +18,7 @@ from criuctl.host.registry import boot_id
 from criuctl.namespaces import network_choice
 from criuctl.namespaces.network_choice import Place
 from criuctl.namespaces.plan import plan_entry
-from criuctl.proc.sockdiag import net_cookie
+from criuctl.proc.namespace_sockets import net_cookie
 
 
 def _manifest(net: Mapping[str, object], boot: str | None = None) -> Manifest:

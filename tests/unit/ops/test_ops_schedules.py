@@ -24,7 +24,7 @@ from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.host.journal.event_log import EventLog
 from criuctl.host.registry import boot_id, exclusive, write_record
-from criuctl.ops import schedules, snapshot
+from criuctl.ops import schedule_run, schedules, snapshot
 from criuctl.ops.scheduling import batch, calendars, timers
 from criuctl.proc.tree import ProcessIdentity
 
@@ -421,7 +421,7 @@ def test_a_run_that_cannot_be_recorded_is_reported_all_the_same(
     def full(*_args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(schedules, "write_record", full)
+    monkeypatch.setattr(schedule_run, "write_record", full)
     done = site("run", "all", code=11)
     assert done["warnings"] == [
         "how this run ended is not in `criuctl schedule list`: No space left on device"
@@ -483,7 +483,7 @@ def test_a_run_that_was_killed_is_listed_as_killed(site: Site) -> None:
     """
     site("add", "web", "--all", "--every", "1h")
     site("run", "web")
-    before = schedules.Ran("web", "2026-01-02T03:04:05+00:00").beginning()
+    before = schedule_run.Ran("web", "2026-01-02T03:04:05+00:00").beginning()
     # another process has its PID by now
     ended = ProcessIdentity(before["process"][1], before["process"][2] + 1)
     for process, result in (

@@ -18,9 +18,8 @@ from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError, WrongKey
 from criuctl.host import fencing
 from criuctl.host.registry import SessionRecord, boot_id
-from criuctl.ops import supervise
 from criuctl.ops.supervise import Supervisor
-from criuctl.ops.supervising import recoverer
+from criuctl.ops.supervising import recoverer, snapshots
 from criuctl.ops.supervising.context import Post, SupervisorSettings
 from criuctl.ops.supervising.recoverer import Loss, Recoverer
 from criuctl.proc.tree import ProcessIdentity
@@ -54,11 +53,12 @@ def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
 ) -> None:
     me = ProcessIdentity.of(os.getpid())
     record = SessionRecord("web", pid=me.pid, start_time=me.start_time, boot_id=boot_id())
-    monkeypatch.setattr(supervise, "dump", full)
-    monkeypatch.setattr(supervise, "prune", full)
-    supervisor = Supervisor(post)
-    assert supervisor._snapshot(record, "time")
-    supervisor._prune()
+    monkeypatch.setattr(snapshots, "dump", full)
+    monkeypatch.setattr(snapshots, "prune", full)
+    heart: Any = SimpleNamespace()
+    taken = snapshots.Snapshots(post, heart, events.append)
+    assert taken.take(record, "period")
+    taken._prune()
     assert [one["event"] for one in events] == ["snapshot-failed", "prune-failed"]
     assert {one["error"]["code"] for one in events} == {"platform"}
 

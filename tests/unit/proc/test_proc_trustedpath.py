@@ -21,7 +21,8 @@ from criuctl.proc.credentials import (
     Credentials,
     credentials_of,
 )
-from criuctl.proc.trustedpath import Place, access_of, may_open, opened, opened_parent
+from criuctl.proc.file_access import access_of, may_open
+from criuctl.proc.trustedpath import Place, opened, opened_parent
 
 USER, GROUP = 1001, 1002
 

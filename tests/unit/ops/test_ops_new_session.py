@@ -10,7 +10,7 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.host.registry import Registry, SessionRecord
-from criuctl.ops.sessions import run
+from criuctl.ops.new_session import run
 from criuctl.session.launch import daemon
 from criuctl.session.launch.daemon import Started
 
