@@ -129,7 +129,7 @@ def perform(operation: str, config: Config, **arguments: Any) -> dict[str, Any]:
 
 
 def _asked(request: bytes) -> tuple[socket.socket, _Worker]:
-    """Send a request; start the process anew, once, if it has ended since."""
+    """Send a request; start another process, once, if it has ended since."""
     for again in (True, False):
         prepare()
         used = _worker
