@@ -126,6 +126,7 @@ def test_a_client_in_javascript(holders: Holders) -> None:
     said = done.stderr.decode().splitlines()
     assert "exit" in said and "typed at 7" in said
 
+
 def test_every_operation_is_documented_and_every_documented_one_exists() -> None:
     text = (Path(protocol.__file__).parent / "PROTOCOL.md").read_text()
     headings = [line[4:].split("(")[0] for line in text.splitlines() if line.startswith("### ")]
