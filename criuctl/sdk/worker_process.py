@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -199,6 +200,9 @@ def load() -> None:
 
 def main() -> None:
     """Load what the operations need, and serve."""
+    # A program that ignores or blocks signals passes that on.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     load()
     gc.collect()
     gc.freeze()  # the operations' processes share these pages
