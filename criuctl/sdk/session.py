@@ -80,7 +80,9 @@ class Session(Terminal):
             "host_pids": host_pids,
             "hooks": shell_hooks,
         }
-        started = worker.perform("run", settings, argv=list(argv), options=options)
+        started = worker.perform(
+            "run", settings, argv=[os.fspath(word) for word in argv], options=options
+        )
         return cls(Operator(settings, started["session"], kind, operator, role))._begin()
 
     @classmethod
