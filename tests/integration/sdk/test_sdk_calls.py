@@ -68,6 +68,8 @@ def test_commands(shell: Shell) -> None:
     assert isinstance(late.error, TimedOut) and late.error.exit_code == 12
     with pytest.raises(UsageError):
         s.exec("true", cwd="/")
+    with pytest.raises(UsageError):
+        s.exec("true", detach=True, timeout=1)  # type: ignore[call-overload]
 
 
 def test_a_command_that_is_left_alone(shell: Shell) -> None:
