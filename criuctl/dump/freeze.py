@@ -89,6 +89,7 @@ class Freeze(Struct, eq=False):
     def run(self, commit: Callable[[list[PageImage]], None]) -> None:
         """Freeze the tree and take it; CRIU lets it go or ends it after `commit` has returned."""
         self.parts.holder.read_ahead(self.writer)
+        self.parts.terminals.ready()
         ahead = self.writer.keys()  # what a try that failed does not undo
         self._limit = limit = FreezeLimit(
             self.job.max_freeze,

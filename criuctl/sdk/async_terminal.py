@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 from .async_calls import AsyncCommand, AsyncLease, Calls
 from .command import OnTimeout
 from .results import CommandResult, Exit, Match, Screen, Sent
-from .terminal import TYPE
+from .terminal import TYPE, check_limits
 
 
 class AsyncTerminal(Calls):
@@ -70,6 +70,7 @@ class AsyncTerminal(Calls):
         take: bool = False,
     ) -> AsyncCommand | CommandResult:
         """Run a command; see `Session.exec`. Cancelled while it runs, it runs on."""
+        check_limits(detach, timeout, silence, on_timeout, plain)
         handle = await self._in_turn(
             lambda s: s._start(command, new, cwd, env, user, stdin, take=take)
         )

@@ -174,7 +174,6 @@ class AsyncSession(AsyncTerminal):
     async def close(self) -> None:
         """Leave the session, which runs on; see `Session.close`. Calls under way go on."""
         await self._in_turn(lambda s: s.close())
-        self._typing.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """The part of a `Session` that is there for all the others: who it is, and its connection.
 
 An object keeps one connection to the session's holder, which is the operator that types. It lasts
-through a dump and a restore on this host, whoever makes them: meanwhile the session is
+through a dump and a restore on this host, also by another program: meanwhile the session is
 ``checkpointed``, and calls that need its program raise `WrongState`. When the holder is gone,
 because the host was restarted or the session has moved, calls raise `SessionGone`; once the session
 runs here again, `reconnect` goes on.

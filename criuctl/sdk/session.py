@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal, Self
 
 from ..config import Config, load
@@ -81,7 +80,9 @@ class Session(Terminal):
             "host_pids": host_pids,
             "hooks": shell_hooks,
         }
-        started = worker.perform("run", settings, argv=list(argv), options=options)
+        started = worker.perform(
+            "run", settings, argv=[os.fspath(word) for word in argv], options=options
+        )
         return cls(Operator(settings, started["session"], kind, operator, role))._begin()
 
     @classmethod
@@ -279,10 +280,12 @@ class Session(Terminal):
                     config=operator.config,
                 )
                 made.append(copy)
-        except BaseException:
+        except BaseException as error:
             for copy in made:
-                with suppress(CriuctlError):
+                try:
                     copy.kill(0)
+                except CriuctlError as left:
+                    error.add_note(f"copy {copy.name!r} could not be ended: {left}")
                 copy.close()
             raise
         return made

@@ -18,6 +18,17 @@ TYPE = 30.0  # seconds for the terminal to take what is typed
 _PROMPT = "wait_prompt() waits for the shell; new=True needs none."
 
 
+def check_limits(
+    detach: bool, timeout: float | None, silence: float | None, on_timeout: str, plain: bool
+) -> None:
+    """Raise `UsageError` for limits of a command that is not waited for."""
+    if detach and (timeout is not None or silence is not None or on_timeout != "leave" or plain):
+        raise UsageError(
+            "timeout, silence, on_timeout and plain are not for detach=True",
+            hint="Give them to Command.wait.",
+        )
+
+
 class Terminal(Connected):
     """A session's terminal, and the commands that run in the session."""
 
@@ -87,6 +98,7 @@ class Terminal(Connected):
         the shell is not at its prompt, `LeaseHeld` if another operator types, unless `take` takes
         the lease. The command's own exit code raises nothing.
         """
+        check_limits(detach, timeout, silence, on_timeout, plain)
         handle = self._start(command, new, cwd, env, user, stdin, take=take)
         if detach:
             return handle

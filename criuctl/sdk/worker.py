@@ -79,12 +79,13 @@ _lock = threading.Lock()
 _worker: _Worker | None = None
 
 
-def prepare() -> None:
+def prepare() -> _Worker:
     """Start the process, if it does not run, without waiting for it."""
     global _worker
     with _lock:
         if _worker is None:
             _worker = _Worker()
+        return _worker
 
 
 def close() -> None:
@@ -123,17 +124,17 @@ def perform(operation: str, config: Config, **arguments: Any) -> dict[str, Any]:
     ended = Ended(operation, **json.loads(said))
     outcome = batch.outcome_of(ended, Reporter(), broken=CommandFailed)
     if outcome.error is not None:
+        if ended.bug:
+            outcome.error.add_note(ended.bug)
         raise outcome.error
     assert outcome.answer is not None
     return outcome.answer
 
 
 def _asked(request: bytes) -> tuple[socket.socket, _Worker]:
-    """Send a request; start the process anew, once, if it has ended since."""
+    """Send a request; start another process, once, if it has ended since."""
     for again in (True, False):
-        prepare()
-        used = _worker
-        assert used is not None
+        used = prepare()
         try:
             return used.ask(request), used
         except OSError as error:

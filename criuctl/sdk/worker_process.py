@@ -18,12 +18,13 @@ import importlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,7 +32,7 @@ from ..config import Config
 from ..criu import schema
 from ..dump import story as dumping
 from ..dump.job import DumpRequest
-from ..errors import NotFound, PlatformError
+from ..errors import CommandFailed, NotFound, PlatformError, UsageError
 from ..ops import migrate as migrating
 from ..ops import new_session
 from ..ops.moving.delivery import MoveOptions
@@ -42,6 +43,9 @@ from ..restore import story as restoring
 from ..restore.outcome import RestoreResult
 from ..restore.request import RestoreRequest
 from ..store import coming
+from ..transport.frames import encode_error
+
+T = TypeVar("T")
 
 # What the operations import inside their functions; test_sdk_worker looks for more.
 _LAZY = (
@@ -70,7 +74,7 @@ def run(config: Config, _reporter: Reporter, argv: list[str], options: Any) -> d
 
 def dump(config: Config, reporter: Reporter, target: str, request: Any) -> dict[str, Any]:
     """Dump a session."""
-    asked = msgspec.convert(request, DumpRequest)
+    asked = _request(request, DumpRequest)
     result = dumping.dump(config, target, request=asked, reporter=reporter)
     manifest = result.manifest
     facts = {"labels": dict(manifest.labels), "created": manifest.created}
@@ -79,7 +83,7 @@ def dump(config: Config, reporter: Reporter, target: str, request: Any) -> dict[
 
 def restore(config: Config, reporter: Reporter, ref: str, request: Any) -> dict[str, Any]:
     """Restore a checkpoint."""
-    asked = msgspec.convert(request, RestoreRequest)
+    asked = _request(request, RestoreRequest)
     result = restoring.restore(config, ref, request=asked, reporter=reporter)
     assert isinstance(result, RestoreResult)
     return {**result.to_dict(), "degraded": result.degraded}
@@ -89,7 +93,7 @@ def migrate(
     config: Config, reporter: Reporter, target: str, host: str, options: Any
 ) -> dict[str, Any]:
     """Move a session to another host."""
-    wanted = msgspec.convert(options, MoveOptions)
+    wanted = _request(options, MoveOptions)
     result = migrating.migrate(config, target, host, wanted, reporter=reporter)
     return {**result.to_dict(), "degraded": result.degraded}
 
@@ -135,11 +139,12 @@ class _Server:
 
     def _take(self) -> None:
         """Take a request and start it; at the end of the control socket, stop all."""
-        _, fds, _, _ = socket.recv_fds(self._control, 16, 1)
-        if not fds:
+        data, fds, _, _ = socket.recv_fds(self._control, 16, 1)
+        if not data:
             self._open = False
             for process in self._running:
                 process.stop()
+        if not fds:  # or too many descriptors are open: the caller finds the other end closed
             return
         asking = socket.socket(fileno=fds[0])
         os.set_inheritable(asking.fileno(), False)
@@ -152,8 +157,13 @@ class _Server:
         if request["config"]["store"][:3].lower() == "s3:":
             with suppress(Exception):  # met again, and reported, when the store is opened
                 importlib.import_module(_S3)
-        forked.start(request["operation"], self._work(request), self._running)
-        self._asking[self._running[-1]] = asking
+        try:
+            forked.start(request["operation"], self._work(request), self._running)
+        except OSError as error:
+            refused = CommandFailed(f"a process could not be started: {error.strerror}")
+            _send(asking, forked.Ended("", {"error": encode_error(refused)}))
+        else:
+            self._asking[self._running[-1]] = asking
 
     def _work(self, request: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
         config = msgspec.convert(request["config"], Config)
@@ -174,11 +184,23 @@ class _Server:
     def _answer(self, process: forked.Process) -> None:
         self._running.remove(process)
         self._interrupted.discard(process)
-        asking = self._asking.pop(process)
-        body = asdict(process.end())
-        del body["key"]
-        with asking, suppress(OSError):  # the caller has ended
-            asking.sendall(json.dumps(body).encode() + b"\n")
+        _send(self._asking.pop(process), process.end())
+
+
+def _send(asking: socket.socket, ended: forked.Ended) -> None:
+    """Answer a request, and close its socket."""
+    body = asdict(ended)
+    del body["key"]
+    with asking, suppress(OSError):  # the caller has ended
+        asking.sendall(json.dumps(body).encode() + b"\n")
+
+
+def _request(given: Any, kind: type[T]) -> T:
+    """Return an operation's request from its JSON; `UsageError`."""
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"an argument is of the wrong kind: {error}") from error
 
 
 def _enter(folder: str | None) -> None:
@@ -199,6 +221,9 @@ def load() -> None:
 
 def main() -> None:
     """Load what the operations need, and serve."""
+    # A program that ignores or blocks signals passes that on.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     load()
     gc.collect()
     gc.freeze()  # the operations' processes share these pages

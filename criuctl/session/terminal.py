@@ -60,7 +60,8 @@ def making() -> Iterator[None]:
 class Guard:
     """The guard of the terminals of one tree during its dump.
 
-    It inherits the terminals' slaves, which are open without blocking.
+    It inherits the terminals' slaves, which are open without blocking. Its start takes as long as
+    much else that a dump prepares, so it is only waited for by `ready`.
     """
 
     def __init__(self, root: int, terminals: Sequence[int]) -> None:
@@ -86,11 +87,14 @@ class Guard:
                     pass_fds=[theirs.fileno(), *terminals],
                     new_session=True,
                 )
-            self._ask("ready")
         except BaseException:
             self._answers.close()
             ours.close()
             raise
+
+    def ready(self) -> None:
+        """Wait until the guard has started.  `CommandFailed`, `NoSuchProcess`."""
+        self._ask("ready")
 
     def _ask(self, word: str) -> list[list[object]]:
         try:

@@ -69,6 +69,11 @@ class DumpedTerminals:
         if slaves or _masters(opened):
             self._guard = stack.enter_context(Guard(root, slaves))
 
+    def ready(self) -> None:
+        """Wait until the guard has started: the tree is about to be frozen."""
+        if self._guard is not None:
+            self._guard.ready()
+
     @property
     def external(self) -> list[str]:
         """Return CRIU's keys of the terminals held from outside, and of /dev/tty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ def test_commands(shell: Shell) -> None:
     assert isinstance(late.error, TimedOut) and late.error.exit_code == 12
     with pytest.raises(UsageError):
         s.exec("true", cwd="/")
+    with pytest.raises(UsageError):
+        s.exec("true", detach=True, timeout=1)  # type: ignore[call-overload]
 
 
 def test_a_command_that_is_left_alone(shell: Shell) -> None:
@@ -115,6 +118,16 @@ def test_typing_looking_and_waiting(shell: Shell) -> None:
     s.wait_prompt(timeout=TIMEOUT)
     s.send("exit 3", enter=True)
     assert s.wait_exit(timeout=TIMEOUT).exit_code == 3
+
+
+def test_durable_steps(shell: Shell) -> None:
+    s = shell("work")
+    done = s.exec([sys.executable, "-m", "criuctl", "step", "run", "load-1", "--", "true"])
+    assert done.ok, done.output
+    [step] = s.steps()
+    assert (step["id"], step["state"], step["session"]) == ("load-1", "done", "work")
+    with pytest.raises(NotFound):
+        s.resolve_step("no-such-step", "done")
 
 
 def test_pausing(shell: Shell) -> None:

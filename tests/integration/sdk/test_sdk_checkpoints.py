@@ -13,7 +13,14 @@ from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators
 
 from criuctl import Session
-from criuctl.errors import Conflict, NoSuchCheckpoint, NotFound, SessionGone, WrongState
+from criuctl.errors import (
+    Conflict,
+    NoSuchCheckpoint,
+    NotFound,
+    SessionGone,
+    UsageError,
+    WrongState,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -23,6 +30,8 @@ def test_snapshots_and_a_fork(shell: Shell, operators: Operators) -> None:
     operators("store", "init")
     assert s.checkpoints() == []
     s.exec("x=42")
+    with pytest.raises(UsageError):
+        s.snapshot(labels={"why": 1})  # type: ignore[dict-item]
     first = s.snapshot(labels={"why": "before"})
     assert (first.session, first.number, first.ref) == ("work", 1, "work@1")
     assert first.frozen_ms is not None and first.frozen_ms > 0 and not first.degraded

@@ -56,7 +56,7 @@ def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
     monkeypatch.setattr(snapshots, "dump", full)
     monkeypatch.setattr(snapshots, "prune", full)
     heart: Any = SimpleNamespace()
-    taken = snapshots.Snapshots(post, heart, events.append)
+    taken = snapshots.Snapshots(post, heart, print)
     assert taken.take(record, "period")
     taken._prune()
     assert [one["event"] for one in events] == ["snapshot-failed", "prune-failed"]

@@ -190,5 +190,8 @@ def test_a_tree_that_ends_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -
         Guard(root.pid, [])
     # it still was there at the first look
     monkeypatch.setattr(ProcessIdentity, "of", lambda _pid: identity)
-    with pytest.raises(NoSuchProcess, match="has ended while its terminals were looked at"):
-        Guard(root.pid, [])
+    with (
+        Guard(root.pid, []) as guard,
+        pytest.raises(NoSuchProcess, match="has ended while its terminals were looked at"),
+    ):
+        guard.ready()
