@@ -69,7 +69,7 @@ class AskedCheckpoints:
         self._loop, self._session, self._helpers, self._busy = loop, session, helpers, busy
         self._known: dict[str, _Asked] = {}
         self._helper: list[str] | None = None  # tokens that the helper serves; None: there is none
-        self._told: set[str] = set()  # tokens that the supervisor serves
+        self._handed: set[str] = set()  # tokens that the supervisor serves
         self._timer: Timer | None = None
         self._ready, self._began, self._tries = 0.0, 0.0, 0
         self.environment: dict[str, str] = {}  # of a helper: folders and store
@@ -109,7 +109,7 @@ class AskedCheckpoints:
     def look(self) -> None:
         """Have requests served that wait, as soon as that is possible."""
         waiting = self._waiting()
-        if not waiting or self._helper is not None or self._told or self._busy():
+        if not waiting or self._helper is not None or self._handed or self._busy():
             return
         now = time.monotonic()
         if now < self._ready:
@@ -176,22 +176,22 @@ class AskedCheckpoints:
 
     def news(self) -> list[str]:
         """Return requests that the supervisor is to serve now; it has got no others meanwhile."""
-        if self._helper is not None or self._told or time.monotonic() < self._ready:
+        if self._helper is not None or self._handed or time.monotonic() < self._ready:
             return []
-        self._told = set(self._waiting())
+        self._handed = set(self._waiting())
         self._began = time.monotonic()
-        return sorted(self._told)
+        return sorted(self._handed)
 
     def refuse(self, message: str) -> None:
         """The supervisor's checkpoint has failed."""
-        told, self._told = self._told, set()
+        handed, self._handed = self._handed, set()
         self._rest()
-        self._fail(told, "failed", f"the checkpoint failed: {message}")
+        self._fail(handed, "failed", f"the checkpoint failed: {message}")
         self.look()
 
     def supervisor_left(self, seconds: float = 5.0) -> None:
         """The supervisor is gone: what it was to serve waits for the next one, or for a helper."""
-        self._told = set()
+        self._handed = set()
         self._ready = time.monotonic() + seconds
         self._loop.soon(self.look)
 
@@ -215,8 +215,8 @@ class AskedCheckpoints:
         for asked in self._known.values():
             if asked.state == "taken":
                 asked.state, asked.checkpoint = "done", checkpoint
-        if self._told and not self._told.intersection(self._waiting()):
-            self._told = set()
+        if self._handed and not self._handed.intersection(self._waiting()):
+            self._handed = set()
             self._rest()
 
     def released(self) -> None:
@@ -230,7 +230,7 @@ class AskedCheckpoints:
     def returned(self, tokens: object, checkpoint: str) -> None:
         """A restore has brought the tree: these requests are in its memory."""
         given = tokens if isinstance(tokens, list) else []
-        self._told, self._helper = set(), None
+        self._handed, self._helper = set(), None
         self._known = {}
         for token in given[:_MAX_KNOWN]:
             with suppress(StepRefused):

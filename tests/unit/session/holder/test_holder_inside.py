@@ -124,7 +124,7 @@ def test_conditions_are_bounded_and_each_is_noted_once(holder: Holder) -> None:
 def test_a_command_is_accepted_from_root_only(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"kind": "output", "argument": "true"}
+    asked: Message = {"kind": "output", "argument": "true"}
     monkeypatch.setattr(inside_operations, "_is_root", lambda pid: False)
     assert ask(holder, "invalidate-if", **asked)["code"] == "forbidden"
     monkeypatch.setattr(inside_operations, "_is_root", lambda pid: True)
@@ -248,7 +248,12 @@ def test_requests_are_bounded_in_number_length_and_rate(
 def test_a_supervisor_is_asked_first(holder: Holder, helped: list[Callable[[int], None]]) -> None:
     asked = holder.asked
     told: list[list[str]] = []
-    asked.on_asked = lambda: told.append(asked.news()) is None
+
+    def on_asked() -> bool:
+        told.append(asked.news())
+        return True
+
+    asked.on_asked = on_asked
     ask(holder, "checkpoint", attempt="a")
     asked.look()
     asked.look()
