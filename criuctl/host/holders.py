@@ -450,10 +450,10 @@ class RestoredHolder:
             if one.mac and key.is_sealed(self._config, f"{one.kind}:{one.argument}", one.mac)
         }
         found = given.get("conditions")
-        conditions = [one for one in found if isinstance(one, dict)] if found else []
         given["conditions"] = [
-            {**one, "foreign": (one.get("kind"), one.get("argument")) not in sealed}
-            for one in conditions
+            {**one, "foreign": (str(one.get("kind")), str(one.get("argument"))) not in sealed}
+            for one in (found if isinstance(found, list) else ())
+            if isinstance(one, dict)
         ]
         return given | {"checkpoint": self._manifest.id, "fork": self._copy}
 

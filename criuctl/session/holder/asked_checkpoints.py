@@ -96,7 +96,7 @@ class AskedCheckpoints:
         state = self._session.state
         if state != "running":
             raise StepRefused("state", f"the session is {state}", state=state)
-        if sum(one.state in ("waiting", "taken") for one in self._known.values()) >= _MAX_WAITING:
+        if sum(map(self._pending, self._known)) >= _MAX_WAITING:
             raise StepRefused("busy", f"{_MAX_WAITING} checkpoints of this session are asked for")
         ended = [t for t, one in self._known.items() if one.state in ("done", "failed")]
         for old in ended[: max(0, len(self._known) + 1 - _MAX_KNOWN)]:
@@ -129,13 +129,14 @@ class AskedCheckpoints:
     def _start_helper(self, tokens: list[str]) -> None:
         self._began, self._helper = time.monotonic(), tokens
         output = os.memfd_create("snapshot", os.MFD_CLOEXEC)
-        argv = [sys.executable, "-m", "criuctl", "--json", "snapshot", self._session.identity.name]
+        name = self._session.identity.name
+        argv = [sys.executable, "-P", "-m", "criuctl", "--json", "snapshot", name]
 
         def ended(status: int) -> None:
             with open(output, "rb") as file:
                 file.seek(0)
                 data = file.read(_MAX_OUTPUT)
-            self._helper_ended(status, data)
+            self._helper_ended(tokens, status, data)
 
         try:
             home = {"HOME": pwd.getpwuid(os.getuid()).pw_dir} if "HOME" not in os.environ else {}
@@ -149,10 +150,12 @@ class AskedCheckpoints:
             self._helper = None
             self._fail(tokens, "failed", f"criuctl snapshot: {error.strerror or error}")
 
-    def _helper_ended(self, status: int, data: bytes) -> None:
-        tokens, self._helper = self._helper or [], None
+    def _helper_ended(self, tokens: list[str], status: int, data: bytes) -> None:
+        if self._helper is not tokens:
+            return  # the tree that asked for it is gone, and another one is back
+        self._helper = None
         code = os.waitstatus_to_exitcode(status)
-        left = [token for token in tokens if self._known[token].state in ("waiting", "taken")]
+        left = [token for token in tokens if self._pending(token)]
         again = code == _CONFLICT and self._tries < _TRIES
         self._tries = self._tries + 1 if again else 0
         self._rest(_PAUSE if again else None)
@@ -167,10 +170,12 @@ class AskedCheckpoints:
         self._ready = now + (pause or max(_PAUSE, now - self._began))
 
     def _fail(self, tokens: Iterable[str], code: str, message: str) -> None:
-        for token in tokens:
-            asked = self._known.get(token)
-            if asked is not None and asked.state in ("waiting", "taken"):
-                asked.state, asked.code, asked.message = "failed", code, message
+        for token in filter(self._pending, tokens):
+            asked = self._known[token]
+            asked.state, asked.code, asked.message = "failed", code, message
+
+    def _pending(self, token: str) -> bool:
+        return token in self._known and self._known[token].state in ("waiting", "taken")
 
     # -- the supervisor ---------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ class Callbacks:
         self._registered = {}
         for one in given[:_MAX_PROCESSES] if isinstance(given, list) else ():
             inner, events = one if isinstance(one, list) and len(one) == 2 else (0, [])
-            if inner in processes and isinstance(events, list):
+            if isinstance(inner, int) and inner in processes and isinstance(events, list):
                 known = [event for event in EVENTS if event in events]
                 self._registered[processes[inner]] = (inner, known)
         self._coming = (connection, FORKED if fork else RESTORED) if self._registered else None

@@ -148,6 +148,24 @@ def test_root_without_all_capabilities_is_not_root() -> None:
             child.stdin.close()
 
 
+def test_nothing_of_a_forged_checkpoint_is_believed(holder: Holder) -> None:
+    connection = Dump().connection
+    me = {7: ProcessIdentity.of(os.getpid())}
+    forgeries: list[Any] = [
+        None,
+        [],
+        {"conditions": 7, "callbacks": 7, "checkpoints": 7},
+        {"conditions": [7, {"kind": [], "argument": {}}, {"kind": "age"}], "callbacks": [[[], 1]]},
+        {"callbacks": [[7, ["x", []]], [7], 7], "checkpoints": [[], "a b"]},
+    ]
+    for forged in forgeries:
+        holder.inside.returned(forged, connection, me)
+        assert holder.inside.taken()["conditions"] == holder.inside.taken()["checkpoints"] == []
+    # a command is not this host's own unless the restore has found that out
+    holder.inside.returned({"conditions": [{"kind": "output", "argument": "x"}]}, connection, me)
+    assert holder.inside.taken()["conditions"][0]["foreign"] is True
+
+
 # -- checkpoints
 
 
