@@ -442,6 +442,8 @@ class RestoredHolder:
         RULE: no command runs here because a checkpoint contains it (`criuctl.files.predicates`): a
         condition that this host has not noted itself is `foreign`.
         """
+        from ..session.launch.daemon import helper_environment
+
         held = self._manifest.holder
         given = dict(held.inside) if held is not None else {}
         sealed = {
@@ -455,7 +457,11 @@ class RestoredHolder:
             for one in (found if isinstance(found, list) else ())
             if isinstance(one, dict)
         ]
-        return given | {"checkpoint": self._manifest.id, "fork": self._copy}
+        return given | {
+            "checkpoint": self._manifest.id,
+            "fork": self._copy,
+            "environment": helper_environment(self._config),
+        }
 
     @property
     def stands_still(self) -> bool:

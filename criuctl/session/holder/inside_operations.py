@@ -161,6 +161,9 @@ class InsideOperations:
         """A restore has brought the tree, and `given` is what its checkpoint holds."""
         body: dict[str, Any] = given if isinstance(given, dict) else {}
         self._asked.returned(body.get("checkpoints"), str(body.get("checkpoint", "")))
+        environment = body.get("environment")
+        if isinstance(environment, dict):  # the restorer's: its store may be another one
+            self._asked.environment = {str(key): str(value) for key, value in environment.items()}
         conditions = body.get("conditions")
         self._conditions = [
             {

@@ -161,6 +161,8 @@ def test_nothing_of_a_forged_checkpoint_is_believed(holder: Holder) -> None:
     for forged in forgeries:
         holder.inside.returned(forged, connection, me)
         assert holder.inside.taken()["conditions"] == holder.inside.taken()["checkpoints"] == []
+    holder.inside.returned({"environment": {"CRIUCTL_STORE": "/x"}}, connection, me)
+    assert holder.asked.environment == {"CRIUCTL_STORE": "/x"}
     # a command is not this host's own unless the restore has found that out
     holder.inside.returned({"conditions": [{"kind": "output", "argument": "x"}]}, connection, me)
     assert holder.inside.taken()["conditions"][0]["foreign"] is True
