@@ -86,7 +86,8 @@ class Config(Struct, frozen=True):
     # first match wins: mappings with match, policy, ... (see connections/rules.py)
     connection_rules: ConnectionRules = ()
     hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
-    hook_timeout: float = 30.0  # seconds one hook may take
+    # seconds one hook may take, or the session's programs before a checkpoint, all together
+    hook_timeout: float = 30.0
     hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
     # names of environment variables that hooks get, besides PATH, HOME, LANG and similar ones
     hook_env: tuple[str, ...] = ()

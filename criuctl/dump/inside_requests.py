@@ -31,7 +31,10 @@ def call_back(job: DumpJob, holder: DumpedHolder) -> None:
         said = _named(answer["vetoes"])
         raise Vetoed(
             f"a program of the session says no: {said}",
-            hint="Its function for inside.before_checkpoint has raised inside.Veto.",
+            hint=(
+                "Its function for inside.before_checkpoint has raised inside.Veto. In a paused "
+                "session (criuctl pause) no function is called."
+            ),
         )
     if answer["failures"]:
         job.reporter.warning(

@@ -43,11 +43,18 @@ from msgspec import Struct
 
 from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..config import Config
-from ..errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
+from ..errors import (
+    CommandFailed,
+    ConfigError,
+    PreflightRefused,
+    TimedOut,
+    UntrustedPath,
+    UsageError,
+)
 from ..host import key
 from ..host.retention import seconds
-from ..proc import folder_walk
-from ..proc.credentials import Credentials, acting_as
+from ..proc import folder_walk, trustedpath
+from ..proc.credentials import Credentials
 from ..report import Finding
 
 if TYPE_CHECKING:
@@ -282,16 +289,28 @@ def _file_of(path: str, user: Credentials) -> tuple[int, str]:
     """Return size and BLAKE3 of a file that `user` may read, as `_file` does; `_NotSo` for a large
     one.
     """
+    if user.uid == 0:
+        return _file(path, most=MOST_ASKED)
     try:
-        with acting_as(user if user.uid != 0 else None):
-            return _file(path, most=MOST_ASKED)
-    except OSError as error:  # of `acting_as`
-        raise _NotSo(f"it cannot be read as its user: {error.strerror}") from error
+        with trustedpath.opened(path, trusted={0, user.uid}) as place:
+            if not trustedpath.may_open(user, place.walked, os.R_OK):
+                raise _NotSo(f"user {user.uid} may not read it")
+            # Read as a restore will read it: what that refuses must not be noted.
+            return _file(path, most=MOST_ASKED, inode=place.status)
+    except UntrustedPath as error:
+        raise _NotSo(f"it cannot be read: {error.message}") from error
+    except OSError as error:
+        raise _NotSo(f"it cannot be read: {error.strerror}") from error
 
 
-def _file(path: str, only: int | None = None, most: int | None = None) -> tuple[int, str]:
+def _file(
+    path: str,
+    only: int | None = None,
+    most: int | None = None,
+    inode: os.stat_result | None = None,
+) -> tuple[int, str]:
     """Return size and BLAKE3 of a regular file; if its size is not `only`, the contents are not
-    read. `_NotSo` if it has more than `most` bytes.
+    read. `_NotSo` if it has more than `most` bytes, or is another file than `inode`.
     """
     from .contents import digest
 
@@ -311,6 +330,8 @@ def _file(path: str, only: int | None = None, most: int | None = None) -> tuple[
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(fd)
+        if inode is not None and not os.path.samestat(status, inode):
+            raise _NotSo("it has just been replaced")
         if most is not None and status.st_size > most:
             raise _NotSo(f"it has {status.st_size} bytes, of at most {most}")
         if only is not None and status.st_size != only:

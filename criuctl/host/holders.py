@@ -237,6 +237,8 @@ class RestoredHolder:
         RULE: no command runs here because a checkpoint contains it (`criuctl.files.predicates`): a
         condition that this host has not noted itself is `foreign`.
         """
+        from ..session.launch.daemon import helper_environment
+
         held = self._manifest.holder
         given = dict(held.inside) if held is not None else {}
         sealed = {
@@ -245,12 +247,16 @@ class RestoredHolder:
             if one.mac and key.is_sealed(self._config, f"{one.kind}:{one.argument}", one.mac)
         }
         found = given.get("conditions")
-        conditions = [one for one in found if isinstance(one, dict)] if found else []
         given["conditions"] = [
-            {**one, "foreign": (one.get("kind"), one.get("argument")) not in sealed}
-            for one in conditions
+            {**one, "foreign": (str(one.get("kind")), str(one.get("argument"))) not in sealed}
+            for one in (found if isinstance(found, list) else ())
+            if isinstance(one, dict)
         ]
-        return given | {"checkpoint": self._manifest.id, "fork": self._copy}
+        return given | {
+            "checkpoint": self._manifest.id,
+            "fork": self._copy,
+            "environment": helper_environment(self._config),
+        }
 
     @property
     def stands_still(self) -> bool:

@@ -180,6 +180,21 @@ def test_large_requests(inside: Inside) -> None:
     assert inside.client.status()["state"] == "running" and steps(inside) == {}
 
 
+def test_another_user_asks_for_a_checkpoint(inside: Inside) -> None:
+    """It has none made, keeps none from being made, makes none stale, and has root run nothing."""
+    for call in (
+        "inside.checkpoint()",
+        "inside.invalidate_if(age='7d')",
+        "inside.invalidate_if(output='true')",
+        "inside._answer({'op': 'callbacks', 'events': ['before-checkpoint']})",
+    ):
+        answer = inside(f"as_other(lambda: {call})")
+        assert "StepError: only the user of this session may ask for that" in answer
+    assert inside.client.request("inside")["conditions"] == []
+    called = inside.client.request("callbacks-call", event="before-checkpoint", seconds=60)
+    assert (called["called"], called["vetoes"], called["failures"]) == (0, [], [])
+
+
 def test_slow_peers(inside: Inside, holders: Holders) -> None:
     """Connections that say nothing, half a request, or take no answer."""
     flood = "as_other(lambda: [held.append(opened()) for _ in range(200)] and begin('late'))"

@@ -69,7 +69,7 @@ class AskedCheckpoints:
         self._loop, self._session, self._helpers, self._busy = loop, session, helpers, busy
         self._known: dict[str, _Asked] = {}
         self._helper: list[str] | None = None  # tokens that the helper serves; None: there is none
-        self._told: set[str] = set()  # tokens that the supervisor serves
+        self._handed: set[str] = set()  # tokens that the supervisor serves
         self._timer: Timer | None = None
         self._ready, self._began, self._tries = 0.0, 0.0, 0
         self.environment: dict[str, str] = {}  # of a helper: folders and store
@@ -96,7 +96,7 @@ class AskedCheckpoints:
         state = self._session.state
         if state != "running":
             raise StepRefused("state", f"the session is {state}", state=state)
-        if sum(one.state in ("waiting", "taken") for one in self._known.values()) >= _MAX_WAITING:
+        if sum(map(self._pending, self._known)) >= _MAX_WAITING:
             raise StepRefused("busy", f"{_MAX_WAITING} checkpoints of this session are asked for")
         ended = [t for t, one in self._known.items() if one.state in ("done", "failed")]
         for old in ended[: max(0, len(self._known) + 1 - _MAX_KNOWN)]:
@@ -109,7 +109,7 @@ class AskedCheckpoints:
     def look(self) -> None:
         """Have requests served that wait, as soon as that is possible."""
         waiting = self._waiting()
-        if not waiting or self._helper is not None or self._told or self._busy():
+        if not waiting or self._helper is not None or self._handed or self._busy():
             return
         now = time.monotonic()
         if now < self._ready:
@@ -129,13 +129,14 @@ class AskedCheckpoints:
     def _start_helper(self, tokens: list[str]) -> None:
         self._began, self._helper = time.monotonic(), tokens
         output = os.memfd_create("snapshot", os.MFD_CLOEXEC)
-        argv = [sys.executable, "-m", "criuctl", "--json", "snapshot", self._session.identity.name]
+        name = self._session.identity.name
+        argv = [sys.executable, "-P", "-m", "criuctl", "--json", "snapshot", name]
 
         def ended(status: int) -> None:
             with open(output, "rb") as file:
                 file.seek(0)
                 data = file.read(_MAX_OUTPUT)
-            self._helper_ended(status, data)
+            self._helper_ended(tokens, status, data)
 
         try:
             home = {"HOME": pwd.getpwuid(os.getuid()).pw_dir} if "HOME" not in os.environ else {}
@@ -149,10 +150,12 @@ class AskedCheckpoints:
             self._helper = None
             self._fail(tokens, "failed", f"criuctl snapshot: {error.strerror or error}")
 
-    def _helper_ended(self, status: int, data: bytes) -> None:
-        tokens, self._helper = self._helper or [], None
+    def _helper_ended(self, tokens: list[str], status: int, data: bytes) -> None:
+        if self._helper is not tokens:
+            return  # the tree that asked for it is gone, and another one is back
+        self._helper = None
         code = os.waitstatus_to_exitcode(status)
-        left = [token for token in tokens if self._known[token].state in ("waiting", "taken")]
+        left = [token for token in tokens if self._pending(token)]
         again = code == _CONFLICT and self._tries < _TRIES
         self._tries = self._tries + 1 if again else 0
         self._rest(_PAUSE if again else None)
@@ -167,31 +170,33 @@ class AskedCheckpoints:
         self._ready = now + (pause or max(_PAUSE, now - self._began))
 
     def _fail(self, tokens: Iterable[str], code: str, message: str) -> None:
-        for token in tokens:
-            asked = self._known.get(token)
-            if asked is not None and asked.state in ("waiting", "taken"):
-                asked.state, asked.code, asked.message = "failed", code, message
+        for token in filter(self._pending, tokens):
+            asked = self._known[token]
+            asked.state, asked.code, asked.message = "failed", code, message
+
+    def _pending(self, token: str) -> bool:
+        return token in self._known and self._known[token].state in ("waiting", "taken")
 
     # -- the supervisor ---------------------------------------------------------------------------
 
     def news(self) -> list[str]:
         """Return requests that the supervisor is to serve now; it has got no others meanwhile."""
-        if self._helper is not None or self._told or time.monotonic() < self._ready:
+        if self._helper is not None or self._handed or time.monotonic() < self._ready:
             return []
-        self._told = set(self._waiting())
+        self._handed = set(self._waiting())
         self._began = time.monotonic()
-        return sorted(self._told)
+        return sorted(self._handed)
 
     def refuse(self, message: str) -> None:
         """The supervisor's checkpoint has failed."""
-        told, self._told = self._told, set()
+        handed, self._handed = self._handed, set()
         self._rest()
-        self._fail(told, "failed", f"the checkpoint failed: {message}")
+        self._fail(handed, "failed", f"the checkpoint failed: {message}")
         self.look()
 
     def supervisor_left(self, seconds: float = 5.0) -> None:
         """The supervisor is gone: what it was to serve waits for the next one, or for a helper."""
-        self._told = set()
+        self._handed = set()
         self._ready = time.monotonic() + seconds
         self._loop.soon(self.look)
 
@@ -215,8 +220,8 @@ class AskedCheckpoints:
         for asked in self._known.values():
             if asked.state == "taken":
                 asked.state, asked.checkpoint = "done", checkpoint
-        if self._told and not self._told.intersection(self._waiting()):
-            self._told = set()
+        if self._handed and not self._handed.intersection(self._waiting()):
+            self._handed = set()
             self._rest()
 
     def released(self) -> None:
@@ -230,7 +235,7 @@ class AskedCheckpoints:
     def returned(self, tokens: object, checkpoint: str) -> None:
         """A restore has brought the tree: these requests are in its memory."""
         given = tokens if isinstance(tokens, list) else []
-        self._told, self._helper = set(), None
+        self._handed, self._helper = set(), None
         self._known = {}
         for token in given[:_MAX_KNOWN]:
             with suppress(StepRefused):

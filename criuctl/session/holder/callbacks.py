@@ -165,7 +165,7 @@ class Callbacks:
         self._registered = {}
         for one in given[:_MAX_PROCESSES] if isinstance(given, list) else ():
             inner, events = one if isinstance(one, list) and len(one) == 2 else (0, [])
-            if inner in processes and isinstance(events, list):
+            if isinstance(inner, int) and inner in processes and isinstance(events, list):
                 known = [event for event in EVENTS if event in events]
                 self._registered[processes[inner]] = (inner, known)
         self._coming = (connection, FORKED if fork else RESTORED) if self._registered else None
@@ -197,11 +197,11 @@ class Callbacks:
 
     def _report_late(self, call: _Call) -> None:
         """Report functions that have not returned; their processes may still call them."""
-        if call not in self._calls or self._session.state != "running":
-            return
-        late = sorted(identity.pid for identity in call.waiting if identity.alive())
-        reason = f"it has not returned within {_LATE:g} s"
-        self._emit(call, [{"pid": pid, "reason": reason} for pid in late])
+        call.waiting = {identity for identity in call.waiting if identity.alive()}
+        self._look(call)
+        if call in self._calls and self._session.state == "running":
+            reason = f"it has not returned within {_LATE:g} s"
+            self._emit(call, [{"pid": one.pid, "reason": reason} for one in sorted(call.waiting)])
 
     # -- one call ---------------------------------------------------------------------------------
 

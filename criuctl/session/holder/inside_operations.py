@@ -103,15 +103,10 @@ class InsideOperations:
     def _invalidate_if(self, peer: Peer, message: Message) -> Message:
         """Note what invalidates every later checkpoint."""
         kind, argument = message.get("kind"), message.get("argument")
-        if kind not in KINDS:
-            raise StepRefused("bad-request", f"'kind' must be one of {', '.join(KINDS)}")
-        if (
-            not isinstance(argument, str)
-            or not argument.strip()
-            or len(argument) > _LONGEST
-            or "\0" in argument
-        ):
-            raise StepRefused("bad-request", f"{kind}= must be text of 1 to {_LONGEST} characters")
+        if not _is_condition(kind, argument):
+            text = f"a condition is one of {', '.join(KINDS)}, of 1 to {_LONGEST} characters"
+            raise StepRefused("bad-request", text)
+        assert isinstance(argument, str)
         if kind == "file" and not argument.startswith("/"):
             raise StepRefused("bad-request", f"file={argument!r} is no absolute path")
         if kind == "age" and not _AGE.fullmatch(argument):
@@ -166,10 +161,18 @@ class InsideOperations:
         """A restore has brought the tree, and `given` is what its checkpoint holds."""
         body: dict[str, Any] = given if isinstance(given, dict) else {}
         self._asked.returned(body.get("checkpoints"), str(body.get("checkpoint", "")))
+        environment = body.get("environment")
+        if isinstance(environment, dict):  # the restorer's: its store may be another one
+            self._asked.environment = {str(key): str(value) for key, value in environment.items()}
+        conditions = body.get("conditions")
         self._conditions = [
-            {key: one.get(key) for key in ("kind", "argument")} | {"foreign": bool(one["foreign"])}
-            for one in body.get("conditions") or ()
-            if isinstance(one, dict) and one.get("kind") in KINDS and "foreign" in one
+            {
+                "kind": one["kind"],
+                "argument": one["argument"],
+                "foreign": one.get("foreign") is not False,
+            }
+            for one in (conditions if isinstance(conditions, list) else ())
+            if isinstance(one, dict) and _is_condition(one.get("kind"), one.get("argument"))
         ][:_MAX_CONDITIONS]
         fork = body.get("fork") is True
         self._callbacks.returned(body.get("callbacks"), processes, connection, fork=fork)
@@ -192,6 +195,16 @@ class InsideOperations:
         self._conditions = list(given.get("conditions") or ())
         self._asked.restore(given)
         self._callbacks.restore(given)
+
+
+def _is_condition(kind: object, argument: object) -> bool:
+    return (
+        kind in KINDS
+        and isinstance(argument, str)
+        and bool(argument.strip())
+        and len(argument) <= _LONGEST
+        and "\0" not in argument
+    )
 
 
 def _is_root(pid: int) -> bool:

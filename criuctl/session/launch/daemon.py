@@ -114,7 +114,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         "run_folder": str(run_folder),
         "state_folder": str(state_folder),
         "scrollback": spec.scrollback or config.scrollback_mib << 20,
-        "helper_environment": _environment(config),
+        "helper_environment": helper_environment(config),
     }
     kept = [fd for fd in (spec.log_fd, *spec.fds) if fd is not None]
     answer = _launch(_scope(spec.name), body, run_folder, kept, timeout)
@@ -138,7 +138,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
     )
 
 
-def _environment(config: Config) -> dict[str, str]:
+def helper_environment(config: Config) -> dict[str, str]:
     """Return the variables by which another criuctl uses the same store and folders; the rest is
     read from the configuration files again.
     """

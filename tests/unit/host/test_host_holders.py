@@ -105,4 +105,11 @@ def test_a_command_of_another_host_s_checkpoint_is_foreign(tmp_path: Path) -> No
         return [one["foreign"] for one in asked["conditions"]]
 
     assert foreign(here) == [False, True]
+    for forged in (
+        {"conditions": 7},
+        {"conditions": [[], {"kind": []}]},
+    ):  # of a hostile checkpoint
+        held = HolderRecord(inside=forged)
+        asked = RestoredHolder(here, manifest.with_use(holder=held), record)._asked_inside()
+        assert asked["conditions"] in ([], [{"kind": [], "foreign": True}])
     assert foreign(Config(state_dir=str(tmp_path / "there"))) == [True, True]

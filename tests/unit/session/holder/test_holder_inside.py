@@ -124,7 +124,7 @@ def test_conditions_are_bounded_and_each_is_noted_once(holder: Holder) -> None:
 def test_a_command_is_accepted_from_root_only(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"kind": "output", "argument": "true"}
+    asked: Message = {"kind": "output", "argument": "true"}
     monkeypatch.setattr(inside_operations, "_is_root", lambda pid: False)
     assert ask(holder, "invalidate-if", **asked)["code"] == "forbidden"
     monkeypatch.setattr(inside_operations, "_is_root", lambda pid: True)
@@ -146,6 +146,26 @@ def test_root_without_all_capabilities_is_not_root() -> None:
             assert child.stdout.readline() == b"\n", prefix
             assert not inside_operations._is_root(child.pid)
             child.stdin.close()
+
+
+def test_nothing_of_a_forged_checkpoint_is_believed(holder: Holder) -> None:
+    connection = Dump().connection
+    me = {7: ProcessIdentity.of(os.getpid())}
+    forgeries: list[Any] = [
+        None,
+        [],
+        {"conditions": 7, "callbacks": 7, "checkpoints": 7},
+        {"conditions": [7, {"kind": [], "argument": {}}, {"kind": "age"}], "callbacks": [[[], 1]]},
+        {"callbacks": [[7, ["x", []]], [7], 7], "checkpoints": [[], "a b"]},
+    ]
+    for forged in forgeries:
+        holder.inside.returned(forged, connection, me)
+        assert holder.inside.taken()["conditions"] == holder.inside.taken()["checkpoints"] == []
+    holder.inside.returned({"environment": {"CRIUCTL_STORE": "/x"}}, connection, me)
+    assert holder.asked.environment == {"CRIUCTL_STORE": "/x"}
+    # a command is not this host's own unless the restore has found that out
+    holder.inside.returned({"conditions": [{"kind": "output", "argument": "x"}]}, connection, me)
+    assert holder.inside.taken()["conditions"][0]["foreign"] is True
 
 
 # -- checkpoints
@@ -248,7 +268,12 @@ def test_requests_are_bounded_in_number_length_and_rate(
 def test_a_supervisor_is_asked_first(holder: Holder, helped: list[Callable[[int], None]]) -> None:
     asked = holder.asked
     told: list[list[str]] = []
-    asked.on_asked = lambda: told.append(asked.news()) is None
+
+    def on_asked() -> bool:
+        told.append(asked.news())
+        return True
+
+    asked.on_asked = on_asked
     ask(holder, "checkpoint", attempt="a")
     asked.look()
     asked.look()
