@@ -53,7 +53,7 @@ from ..errors import (
 )
 from ..host import key
 from ..host.retention import seconds
-from ..proc import folder_walk, trustedpath
+from ..proc import file_access, folder_walk, trustedpath
 from ..proc.credentials import Credentials
 from ..report import Finding
 
@@ -293,7 +293,7 @@ def _file_of(path: str, user: Credentials) -> tuple[int, str]:
         return _file(path, most=MOST_ASKED)
     try:
         with trustedpath.opened(path, trusted={0, user.uid}) as place:
-            if not trustedpath.may_open(user, place.walked, os.R_OK):
+            if not file_access.may_open(user, place.walked, os.R_OK):
                 raise _NotSo(f"user {user.uid} may not read it")
             # Read as a restore will read it: what that refuses must not be noted.
             return _file(path, most=MOST_ASKED, inode=place.status)

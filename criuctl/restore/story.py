@@ -74,30 +74,36 @@ def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.
     return events.reference(positional, asked | {"held": arguments.get("held")})
 
 
-def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
-    """Decide everything again, once, where a PID or a terminal's number was taken between the look
-    and CRIU's work.
+def _tried_again(operation: Callable[P, R]) -> Callable[P, R]:
+    """Decide everything again, twice at most, where a PID or a terminal's number was taken between
+    the look and CRIU's work; the last time with PIDs of its own, which no other process can take.
     """
 
     @wraps(operation)
     def tried(*args: P.args, **arguments: P.kwargs) -> R:
         reporter = cast("Reporter", arguments["reporter"])
         warnings, codes = len(reporter.warnings), len(reporter.codes)
-        try:
-            return operation(*args, **arguments)
-        except NumberTaken as error:
-            if not error.again:
-                raise
-        # reported again, as far as they are still true
-        del reporter.warnings[warnings:], reporter.codes[codes:]
-        arguments["request"] = replace(cast("RestoreRequest", arguments["request"]), again=False)
-        return operation(*args, **arguments)
+        while True:
+            request = cast("RestoreRequest", arguments["request"])
+            try:
+                return operation(*args, **arguments)
+            except NumberTaken as error:
+                if not error.again:
+                    raise
+                private = isinstance(error, PidTaken) and request.more_tries == 1
+            # reported again, as far as they are still true
+            del reporter.warnings[warnings:], reporter.codes[codes:]
+            arguments["request"] = replace(
+                request,
+                more_tries=request.more_tries - 1,
+                pids="private" if private else request.pids,
+            )
 
     return tried
 
 
 @events.recorded(_operation, about=_about)
-@_once_more
+@_tried_again
 def restore(
     config: Config,
     ref: str,
@@ -290,13 +296,13 @@ def _run_criu(
 def _explained(
     work: RestoreWork, request: RestoreRequest, error: driver.CriuFailed
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of criuctl; a taken number is tried again, once."""
+    """Return CRIU's failure as an error of criuctl; a taken number is tried again."""
     hooks = work.hooks
     explained = outcome.explain(work.config, error, work.manifest)
     free_next_time = isinstance(explained, TerminalTaken) or (
         isinstance(explained, PidTaken) and request.pids == "auto"
     )
-    may_try_again = free_next_time and request.again and work.feeder is None
+    may_try_again = free_next_time and request.more_tries and work.feeder is None
     if isinstance(explained, NumberTaken) and may_try_again:
         hooks.reporter.step("again", why=explained.message)
         hooks.done = explained.again = True

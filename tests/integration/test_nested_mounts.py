@@ -181,6 +181,7 @@ def test_mounts_that_criu_cannot_make_again(
         f
         for f in answer["error"]["findings"]
         if f["pid"] == (_nested(animal) if nested else animal.pid)
+        and str(animal.folder) in f["text"]  # a mount of another test may be there as well
     ]
     assert [f["code"] for f in found] == ["mount-unsaved"] and f"{animal.folder}/{point}" in found[
         0

@@ -4,14 +4,19 @@ none.
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import pytest
 from support.command import Criuctl
 from support.hooking import HookFolder
 from support.keeper import wait_until
-from support.pauses import paused, steps_of
+from support.pauses import Paused, paused, steps_of
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
+from criuctl.criu.options import LOG_NAME
 from criuctl.proc import netfilter
 
 pytestmark = pytest.mark.integration
@@ -20,16 +25,22 @@ pytestmark = pytest.mark.integration
 def made_while_dumped(
     criuctl: Criuctl, animal: Animal, *options: str
 ) -> tuple[set[str], dict[str, object]]:
-    """The tables that were added when all is saved, and the report of the dump; no other dump's
-    come meanwhile.
-    """
-    before = set(netfilter.tables())
+    """The tables of this dump that are there when all is saved, and its report."""
     with paused(criuctl, "collect", "dump", animal.pid, *options) as held:
-        new = set(netfilter.tables()) - before
+        runs = [netfilter.criu_table(run) for run in runs_of(held)]
+        assert runs
+        new = set(netfilter.tables()) & set(runs)
         held.go_on()
         assert held.command.process.wait(120) == 0, held.command.output()
     wait_until(lambda: not new & set(netfilter.tables()), 60, f"{new} are gone")
     return new, held.command.json()
+
+
+def runs_of(held: Paused) -> list[str]:
+    """The ids that its CRIU has given itself, from the log in the folder of images."""
+    folders = Path(f"/proc/{held.command.process.pid}/fd").iterdir()
+    (images,) = [path for path in folders if os.readlink(path) == "/images"]
+    return re.findall(r"CRIU run id = ([0-9a-f-]{36})", (images / LOG_NAME).read_text())
 
 
 @pytest.mark.parametrize("program", ["counter.py", "over.py", "sockets.py"])

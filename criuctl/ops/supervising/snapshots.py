@@ -31,7 +31,7 @@ class Snapshots:
     """The snapshots of the session of `post`, while it lives here."""
 
     def __init__(self, post: Post, heart: Heartbeat, refuse: Callable[[str], None]) -> None:
-        """`refuse` tells programs that have asked for a checkpoint why there is none."""
+        """`refuse` gives programs that have asked for a checkpoint the reason why there is none."""
         settings = post.settings
         self._post, self._heart, self._refuse = post, heart, refuse
         self._schedule = Schedule(

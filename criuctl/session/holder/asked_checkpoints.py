@@ -274,4 +274,4 @@ def _reason(data: bytes, code: int) -> str:
         answer = json.loads(data)
         error = (answer[0] if isinstance(answer, list) else answer)["error"]
         return f"{error['message']}" + (f" ({error['hint']})" if error.get("hint") else "")
-    return f"criuctl snapshot ended with exit code {code}"
+    return f"the snapshot ended with exit code {code}"

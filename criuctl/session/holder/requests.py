@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from ...quoting import quoted
 from .. import protocol
 from .connection import Connection
 from .event_loop import Loop
@@ -112,7 +113,8 @@ class Requests:
             hint = ""
             if operator.role != operator.wanted:
                 who = f"{operator.kind}:{operator.name}"
-                hint = f"It was limited: `criuctl role SESSION {who} {role}` gives it that role."
+                words = f"criuctl role SESSION {quoted(who)} {quoted(role)}"
+                hint = f"It was limited: `{words}` gives it that role."
             raise Refused("forbidden", text, hint)
 
 
