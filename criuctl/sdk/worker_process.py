@@ -225,6 +225,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     load()
+    gc.set_threshold(200_000, 50, 50)  # as the command line: operations are short
     gc.collect()
     gc.freeze()  # the operations' processes share these pages
     _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
