@@ -16,7 +16,7 @@ import click
 
 from ..errors import UsageError
 from .streams import jsonable, tell, write_result
-from .text import Column, harmless
+from .text import Column, harmless, table
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -130,8 +130,6 @@ class App:
 
             print_table(columns, lines)
         else:
-            from .text import table
-
             write_result(table(columns, lines))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import click
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_argument
@@ -130,7 +131,6 @@ def run(
     or rule. AWS_* is inherited, as its program may use S3 itself; where criuctl's own store is on
     S3, a warning names the secret ones.
     """
-    from ...errors import UsageError
     from ...ops.new_session import run as start
     from ...ops.sessions import connect
     from ...session.client.local_terminal import Terminal
