@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -193,7 +194,6 @@ def typed_key() -> KeyText:
     """Return the typed key, asked once per process; without a terminal, a line of standard
     input.
     """
-    import sys
     from getpass import getpass
 
     if sys.stdin is not None and sys.stdin.isatty():

@@ -43,6 +43,7 @@ from .cache import Cache
 from .cache_path import cache_path
 from .catalog import Catalog, parse_name
 from .chunks import LAYERS
+from .key_generations import Changer
 from .manifest import Manifest
 from .storeconfig import StoreConfig, create, load
 from .summary import CheckpointSummary
@@ -50,7 +51,6 @@ from .summary import CheckpointSummary
 if TYPE_CHECKING:
     from .codec import Sealer
     from .index import Index
-    from .key_generations import Changer
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
 
@@ -200,8 +200,6 @@ class Repository:
 
     def key_changer(self) -> Changer:
         """Return the object that adds and removes keys; raise `Conflict` if the store has none."""
-        from .key_generations import Changer
-
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no keys")
         self.need_key("change or list keys")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .streams import jsonable, tell, write_result
-from .text import Column, harmless
+from .text import Column, harmless, table
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -122,8 +122,6 @@ class App:
 
             print_table(columns, lines)
         else:
-            from .text import table
-
             write_result(table(columns, lines))
 
 

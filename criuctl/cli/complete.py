@@ -6,6 +6,7 @@ ever prints an error: the user is in the middle of typing a line.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -143,8 +144,6 @@ def process_id(
         return []
 
     def ask() -> list[CompletionItem]:
-        import os
-
         items = []
         for pid in sorted(
             (p for p in os.listdir("/proc") if p.isdigit() and p.startswith(incomplete)), key=int

@@ -11,36 +11,31 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ..checkpoint.connection_record import ConnectionRecord, endpoint
+from ..checkpoint.connection_record import ConnectionRecord
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.namespace_sockets import namespace_socket
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process, read_tree
 from ..report import Reporter
-from . import detect
-from .decision import Decision, decide
+from .decision import Decision
 from .drain import Key, wait_idle
 from .peer_inspection import Answer, Question, ask_all
 from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
 from .rule_parsing import parse
-from .rules import TRANSPORTS, Rules
-from .secret_scope import Owner, of_tree
+from .rules import Rules
+from .tree_decisions import TCP_ONLY, TreeDecisions
 
-_RESOLVE_SECONDS = 2.0  # for all host names together
 # seconds for which a dump waits for servers of the tree to accept; between two looks
 _ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02
 _FREEZES = 5  # freezes that a dump may try in order to find drained connections idle
-_PROBE_TCP_ONLY = "tcp"  # the answer for a peer with an unknown protocol
 
 # a tree, and the open descriptors of each of its living processes
 Seen = tuple[list[Process], dict[int, list[Descriptor]]]
@@ -88,11 +83,8 @@ class Survey:
         self.shield = True  # whether CRIU has, or may have, TCP connections to lock in the firewall
         # initiated by the tree, to be hung up without a rule or option that says so
         self.unasked: list[Connection] = []
-        self._addresses: dict[str, frozenset[str]] = {}
-        self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
+        self._decisions = TreeDecisions(self.rules, requested, reporter)
         self._before: Look | None = None
-        # of the tree at the last look
-        self._owned: tuple[Sequence[Process], dict[int, Owner]] | None = None
         self._busy: dict[Key, float] = {}  # seconds to wait for each
         self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
         self._freezes = 0
@@ -105,9 +97,9 @@ class Survey:
         where necessary.
         """
         tree, found = self._seen(root, details=details)
-        self._resolve()
-        self._probe(found, tree)
-        decided = [(self._decided(c, tree), c) for c in found.connections]
+        self._decisions.resolve()
+        self._decisions.probe(found, tree)
+        decided = [(self._decisions.decided(c, tree), c) for c in found.connections]
         self.unasked = [c for (record, decision), c in decided if self._unasked(record, decision)]
         return [Connection(record, c.held) for (record, _decision), c in decided]
 
@@ -119,12 +111,12 @@ class Survey:
         """
         tree, found = self._seen(root, details=False, seen=seen)
         self.shield = found.tcp
-        self._resolve()
-        self._probe(found, tree)
+        self._decisions.resolve()
+        self._decisions.probe(found, tree)
         wanted = set()
         self.unasked = []
         for c in found.external:
-            record, decision = self._decided(c, tree)
+            record, decision = self._decisions.decided(c, tree)
             refuse(record)
             if self._unasked(record, decision):
                 self.unasked.append(c)
@@ -209,57 +201,6 @@ class Survey:
                 text, "What is under way on it is cut off, unless the connection is kept."
             )
 
-    def _resolve(self) -> None:
-        """Resolve every host name in the rules, all at once and only once."""
-        names = [name for name in self.rules.hosts if name not in self._addresses]
-        if not names:
-            return
-        found: dict[str, frozenset[str]] = {}
-
-        def ask(name: str) -> None:
-            try:
-                infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            except OSError:
-                return
-            found[name] = frozenset(str(address[0]) for *_, address in infos)
-
-        # Daemon threads: a resolver that hangs is left behind.
-        threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + _RESOLVE_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._addresses.update({name: found.get(name, frozenset()) for name in names})
-        for name in names:
-            if name not in found:
-                self.reporter.warning(
-                    f"the host name {name!r} of connection_rules cannot be resolved; rules with "
-                    "it do not match"
-                )
-
-    def _probe(self, found: Look, tree: Sequence[Process]) -> None:
-        """Ask the peers whose protocol matters."""
-        peers: dict[str, detect.Dial] = {}
-        for c in found.external:
-            if (
-                c.record.type != "stream"
-                or c.record.direction != "initiated"
-                or c.held.waiting
-                or c.record.queued
-            ):
-                continue
-            _record, decision = self._decided(c, tree)
-            unknown = not decision.application and c.record.peer not in self._spoken
-            if unknown and (decision.policy == "reconnect" or self._speech_matters(c.record)):
-                dial = _dial(c)
-                if dial is not None:
-                    peers[c.record.peer] = dial
-        self._spoken.update(detect.probe(peers))
-
-    def _speech_matters(self, record: ConnectionRecord) -> bool:
-        return any(p not in TRANSPORTS for rule in self.rules.rules for p in rule.match.protocols)
-
     # -- when the tree is frozen
 
     def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
@@ -275,8 +216,8 @@ class Survey:
         if self._unaccepted(found):
             self._before = found
             raise NotIdle("a connection within the tree waits to be accepted")
-        self._probe(found, tree)  # for connections that are newer than the first look
-        decided = [self._decided(c, tree) for c in found.connections]
+        self._decisions.probe(found, tree)  # for connections that are newer than the first look
+        decided = [self._decisions.decided(c, tree) for c in found.connections]
         for record, _decision in decided:
             refuse(record)
         before = {
@@ -383,49 +324,6 @@ class Survey:
             self.reporter.warning(f"PID {record.pid} fd {record.fd}: {text}")
         return replace(record, session=session)
 
-    # -- deciding
-
-    def _decided(self, c: Connection, tree: Sequence[Process]) -> tuple[ConnectionRecord, Decision]:
-        """Return the record with its policy, and the decision; listening and internal sockets have
-        no policy.
-        """
-        record = c.record
-        if not record.external:
-            return record, Decision("")
-        spoken = self._spoken.get(record.peer, "") if record.direction == "initiated" else ""
-        application = record.application or detect.by_appearance(record) or spoken
-        commands = {p.ns_pid: p.command for p in tree}
-        record = replace(record, application=application, policy="", reason="")
-        owners = self._owners_of(tree)
-        decision = decide(
-            record,
-            self.rules,
-            self.requested,
-            commands=commands,
-            addresses=self._addresses,
-            owners=owners,
-        )
-        if decision.policy == "reconnect" and not decision.application:
-            decision = replace(
-                decision, application=_PROBE_TCP_ONLY if record.peer in self._spoken else ""
-            )
-        made = replace(
-            record,
-            policy=decision.policy,
-            application=decision.application,
-            host=decision.host,
-            reason=decision.reason,
-        )
-        return made, decision
-
-    def _owners_of(self, tree: Sequence[Process]) -> Mapping[int, Owner]:
-        """Return the owners in the tree, read only for rules that need them."""
-        if not any(rule.lends or rule.match.users for rule in self.rules.rules):
-            return {}
-        if self._owned is None or self._owned[0] is not tree:
-            self._owned = tree, of_tree(tree)
-        return self._owned[1]
-
 
 def _read(root: int) -> Seen:
     tree = read_tree(root)
@@ -442,7 +340,7 @@ def _asks(record: ConnectionRecord) -> bool:
     return (
         record.direction == "initiated"
         and record.state == "established"
-        and record.application not in ("", _PROBE_TCP_ONLY)
+        and record.application not in ("", TCP_ONLY)
     )
 
 
@@ -469,20 +367,3 @@ def _borrower(pid: int, fd: int) -> Callable[[], socket.socket]:
             os.close(pidfd)
 
     return borrow
-
-
-def _dial(c: Connection) -> detect.Dial | None:
-    """Return how to reach the peer of a connection from the tree's network namespace."""
-    record, pid = c.record, c.held.pid
-    if record.family == "unix":
-        if not record.peer:
-            return None
-        path = (
-            "\0" + record.peer[1:]
-            if record.peer.startswith("@")
-            else f"/proc/{pid}/root{record.peer}"
-        )
-        return (lambda: namespace_socket(pid, socket.AF_UNIX, socket.SOCK_STREAM)), path
-    host, port = endpoint(record.peer)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return (lambda: namespace_socket(pid, family, socket.SOCK_STREAM)), (host, port)

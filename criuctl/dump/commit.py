@@ -27,6 +27,7 @@ from ..host import hook_facts, latest_checkpoints
 from ..host.latest_checkpoints import Latest
 from ..host.registry import Registry, boot_id
 from ..proc.tree import wait_ended
+from .criu_failures import refuse_unrestorable
 from .destination import Destination
 from .freeze import Freeze
 from .freeze_limit import FreezeLimit
@@ -237,8 +238,6 @@ class Commit(Struct, eq=False):
 
 def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:
     """Raise `DumpFailed` for what has come since the preflight, and no restore could bring back."""
-    from .criu_failures import refuse_unrestorable
-
     if not parts.survey.shield and socketimages.streams(
         images
     ):  # its input from now on would be lost

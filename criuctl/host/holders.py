@@ -11,6 +11,7 @@ The holder's part in a dump is in `dumped_holder`.
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -329,8 +330,6 @@ def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
     """End the holder of a session that has ended, which only keeps its exit status, and wait until
     it is gone.
     """
-    import select
-
     from ..session.client.session import Session
 
     # it may just be ending by itself

@@ -11,6 +11,7 @@ from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..errors import CriuctlError
 from ..hooks import Hooks
+from ..hooks.runner import error_body
 from ..proc.tree import read_process
 from ..report import Reporter
 from .registry import SessionRecord
@@ -66,8 +67,6 @@ def about_connections(manifest: Manifest) -> list[dict[str, Any]]:
 
 def snapshot_failed(config: Config, reporter: Reporter, target: str, error: CriuctlError) -> None:
     """Run the hooks for one target of a snapshot that could not be dumped."""
-    from ..hooks.runner import error_body
-
     known = None if is_pid(target) else target
     facts: dict[str, Any] = {
         "session": known,

@@ -33,6 +33,7 @@ from ..host.failures import diagnosis
 from ..host.journal.event_log import EventLog
 from ..proc.procfs import memory_info, read_raw
 from ..redact import redacted
+from ..store import open_store
 from .doctor import doctor, features, versions
 from .sessions import sessions
 
@@ -155,7 +156,6 @@ def _room(path: str) -> dict[str, Any]:
 
 def _store(config: Config) -> dict[str, Any]:
     from ..checkpoint.repository import Repository
-    from ..store import open_store
 
     with open_store(config.store, config) as store:
         url = store.url

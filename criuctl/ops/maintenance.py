@@ -28,6 +28,7 @@ from ..host.registry import Registry, boot_id
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import Reporter
+from ..session.sessions import inside
 
 LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
 
@@ -54,7 +55,6 @@ def begin(
 
     An interrupted call is continued. What fails runs on, and is tried again by the next call.
     """
-    from ..session.sessions import inside
     from .scheduling.batch import alone
 
     around = inside(config)

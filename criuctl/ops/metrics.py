@@ -15,6 +15,7 @@ files and HTTP.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
@@ -400,8 +401,6 @@ class Server:
         """Listen; raise `Conflict` when the port is taken, `UsageError` when the address is not
         this host's.
         """
-        import errno
-
         from prometheus_client import make_wsgi_app
 
         from .metrics_server import Port

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...errors import CriuctlError, NotFound, PlatformError, PreflightRefused
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -76,7 +77,6 @@ def check(app: App, target: str) -> int:
     """
     from ...dump.connection_report import check_connections
     from ...dump.preflight import check_tree
-    from ...errors import CriuctlError, NotFound, PlatformError, PreflightRefused
     from ...host.registry import Registry
     from ...host.target import is_pid, resolve_target
     from ...ops.doctor import store_readiness

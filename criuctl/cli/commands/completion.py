@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..app import App, pass_app
+from ..app import PROGRAM, App, pass_app
 from ..pages import page
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -58,7 +58,6 @@ def completion(app: App, shell: str) -> int:
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from ..app import PROGRAM
     from ..main import COMPLETE_VARIABLE, cli
 
     found = get_completion_class(shell)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...errors import PlatformError
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -115,7 +116,6 @@ def events(app: App, since: int | None, follow: bool, session: str | None) -> in
 
     --json prints an array, and with --follow one object per line.
     """
-    from ...errors import PlatformError
     from ...host.journal.event_log import EventLog
 
     log = EventLog(app.config.state_dir)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from ...errors import CriuctlError
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
@@ -58,7 +59,6 @@ def complete_name(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the executables of the typed phase."""
-    from ...errors import CriuctlError
     from ...hooks.find import executables
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 
@@ -28,7 +29,6 @@ def receive(app: App) -> int:
     When the link breaks while a restored session is held, it waits five minutes for the other host
     to come again.
     """
-    from ...errors import UsageError
     from ...ops.receive import receive as serve
 
     if os.isatty(0):

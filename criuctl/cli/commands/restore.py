@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from ...errors import NoSuchProcess, SessionGone
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
@@ -66,9 +68,6 @@ def _stay(pid: int) -> None:
     """Wait until the process has ended; a signal interrupts the wait and leaves the process
     alone.
     """
-    import select
-
-    from ...errors import NoSuchProcess
     from ...proc.tree import ProcessIdentity
 
     try:
@@ -83,7 +82,6 @@ def _stay_with(app: App, name: str, pid: int) -> int | None:
     """Stay until the session has ended, attached if both have a terminal; return its exit code,
     None if it is unknown.
     """
-    from ...errors import SessionGone
     from ...ops.sessions import connect
 
     try:

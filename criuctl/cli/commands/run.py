@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import click
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_argument, environment_variables
@@ -141,7 +142,6 @@ def run(
     S3, a warning names the secret ones. --env sets a variable whatever it is. With --detach, a TERM
     that is missing or dumb, as in a job of cron, becomes xterm-256color.
     """
-    from ...errors import UsageError
     from ...ops.new_session import run as start
     from ...ops.sessions import connect
     from ...session.client.local_terminal import Terminal

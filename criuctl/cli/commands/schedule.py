@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -318,8 +319,6 @@ def _when(body: dict[str, Any]) -> str:
 
 
 def _moment(text: str | None) -> str:
-    from datetime import datetime
-
     return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else "-"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..sessions import command_argument, name_argument
@@ -205,7 +206,6 @@ def resolve(app: App, name: str, id: str, outcome: str, result: str | None) -> i
     done never runs again; one that failed runs again when its program comes to it. It is recorded
     in the audit log.
     """
-    from ...errors import UsageError
     from ...ops.steps import resolve as resolve_step
 
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..streams import tell, write_result
@@ -78,7 +79,6 @@ def ui(
     the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
     server, with 0.
     """
-    from ...errors import UsageError
     from ...ops.scheduling.timers import own_program
     from ...web.server import Address, serve
 

@@ -38,6 +38,7 @@ from ...config import Config
 from ...errors import CriuctlError, of_the_host
 from ...report import Reporter
 from ...session.names import valid_name
+from ..registry import Registry
 from . import under_way
 from .event_log import EventLog, now
 
@@ -216,8 +217,6 @@ def known_session(config: Config, facts: Facts) -> Facts:
     """Return what this host knows of the session that the event is about; the result's own fields
     come first.
     """
-    from ..registry import Registry
-
     name, pid = facts.get("session"), facts.get("pid")
     if not name and pid:
         name = next((r.name for r in Registry(config).of_pid(pid) if r.alive()), None)

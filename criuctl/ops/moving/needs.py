@@ -8,7 +8,10 @@ source: no arguments, no environment, no answers of peers.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -353,9 +356,6 @@ def _ids(scene: Scene) -> set[int]:
 
 def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
     """Return the names of all user and group ids of the tree's processes."""
-    import grp
-    import pwd
-
     users = {uid for process in scene.tree for uid in process.uids}
     groups = {gid for process in scene.tree for gid in process.gids}
     for process in scene.tree:
@@ -375,8 +375,6 @@ def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
 
 def _free_binds(scene: Scene) -> Iterator[str]:
     """Yield the local ends of sockets that are bound with IP_FREEBIND."""
-    import socket
-
     for s in scene.sockets:
         kernel = s.socket
         if (

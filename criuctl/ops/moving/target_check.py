@@ -14,6 +14,7 @@ find when CRIU refuses: build-ids, modes, working folders, addresses of listener
 
 from __future__ import annotations
 
+import grp
 import os
 import platform
 import pwd
@@ -205,8 +206,6 @@ def _files(coming: Arrival) -> Iterable[Finding]:
 
 
 def _users(coming: Arrival) -> Iterator[Finding]:
-    import grp
-
     for uid, name in coming.needs.users.items():
         yield from _identity(
             "user",

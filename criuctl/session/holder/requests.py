@@ -113,8 +113,10 @@ class Requests:
             hint = ""
             if operator.role != operator.wanted:
                 who = f"{operator.kind}:{operator.name}"
-                words = f"criuctl role SESSION {quoted(who)} {quoted(role)}"
-                hint = f"It was limited: `{words}` gives it that role."
+                hint = (
+                    f"It was limited: `criuctl role SESSION {quoted(who)} {quoted(role)}` gives it "
+                    "that role."
+                )
             raise Refused("forbidden", text, hint)
 
 
