@@ -27,6 +27,7 @@ from typing import Any
 
 from ...steps import states
 from ...steps.states import StepRefused
+from .audit_log import AuditWriter
 from .event_loop import Loop, Timer
 from .helper_processes import HelperProcesses
 from .session_state import SessionState
@@ -64,9 +65,15 @@ class AskedCheckpoints:
     """
 
     def __init__(
-        self, loop: Loop, session: SessionState, helpers: HelperProcesses, busy: Callable[[], bool]
+        self,
+        loop: Loop,
+        session: SessionState,
+        helpers: HelperProcesses,
+        audit: AuditWriter,
+        busy: Callable[[], bool],
     ) -> None:
-        self._loop, self._session, self._helpers, self._busy = loop, session, helpers, busy
+        self._loop, self._session, self._helpers = loop, session, helpers
+        self._audit, self._busy = audit, busy
         self._known: dict[str, _Asked] = {}
         self._helper: list[str] | None = None  # tokens that the helper serves; None: there is none
         self._handed: set[str] = set()  # tokens that the supervisor serves
@@ -85,6 +92,7 @@ class AskedCheckpoints:
         asked = self._known.get(token)
         if asked is None:
             asked = self._add(token, _label(message.get("label", "")))
+            self._audit.write("checkpoint-asked", peer.who, label=asked.label)
         if asked.state == "done":
             return {"checkpoint": asked.checkpoint, "restored": asked.restored}
         if asked.state == "failed":

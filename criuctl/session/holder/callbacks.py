@@ -13,9 +13,9 @@ before-checkpoint   asked for by the dump, before anything is frozen, which wait
 after-restore       called when the tree runs: the restorer has left (`lost`). Nothing waits for it;
 after-fork          a failure is an event. A process that is stopped calls it when it goes on.
 
-A process that executes another program, or takes its handler away, is not registered any more: the
-kernel reports which signals a process catches. Processes are known by PID and start time, across a
-restore by their PID in the tree.
+A process that executes another program, or takes its handler away, is not called any more: the
+kernel reports which file a process runs, and which signals it catches. Processes are known by PID
+and start time, across a restore by their PID in the tree.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ _LOOK = 0.1  # seconds between two looks at whether CRIU has let go of a process
 Answer = Callable[[Message], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """One registered process."""
+
+    inner: int  # its PID in the tree
+    events: list[str]
+    program: tuple[int, int]  # device and inode of the file that it runs
+
+
 @dataclass(slots=True)
 class _Call:
     """One event for some processes."""
@@ -70,7 +79,7 @@ class Callbacks:
 
     def __init__(self, loop: Loop, session: SessionState, tree: Tree, events: Events) -> None:
         self._loop, self._session, self._tree, self._events = loop, session, tree, events
-        self._registered: dict[ProcessIdentity, tuple[int, list[str]]] = {}  # PID in the tree, ...
+        self._registered: dict[ProcessIdentity, _Registered] = {}
         self._calls: list[_Call] = []
         self._coming: tuple[Connection, str] | None = None  # restorer, event for when it has left
 
@@ -91,7 +100,8 @@ class Callbacks:
             text = f"{_MAX_PROCESSES} processes of this session have functions to be called"
             raise StepRefused("busy", text)
         if events:
-            self._registered[identity] = (inner, sorted(set(events)))
+            program = _program(identity)
+            self._registered[identity] = _Registered(inner, sorted(set(events)), program)
         return {"events": sorted(set(events))}
 
     def next(self, peer: Peer, message: Message) -> Message:
@@ -144,9 +154,9 @@ class Callbacks:
     def in_tree(self) -> list[list[Any]]:
         """Return PID in the tree and events of each registered process, for the checkpoint."""
         return [
-            [inner, events]
-            for identity, (inner, events) in self._registered.items()
-            if _catches(identity)
+            [one.inner, one.events]
+            for identity, one in self._registered.items()
+            if identity.alive()
         ]
 
     def returned(
@@ -167,7 +177,8 @@ class Callbacks:
             inner, events = one if isinstance(one, list) and len(one) == 2 else (0, [])
             if isinstance(inner, int) and inner in processes and isinstance(events, list):
                 known = [event for event in EVENTS if event in events]
-                self._registered[processes[inner]] = (inner, known)
+                identity = processes[inner]
+                self._registered[identity] = _Registered(inner, known, _program(identity))
         self._coming = (connection, FORKED if fork else RESTORED) if self._registered else None
 
     def lost(self, connection: Connection, why: str) -> None:
@@ -208,8 +219,8 @@ class Callbacks:
     def _begin(self, event: str) -> _Call:
         waiting = {
             identity
-            for identity, (_inner, events) in self._registered.items()
-            if event in events and _catches(identity)
+            for identity, one in self._registered.items()
+            if event in one.events and one.program == _program(identity) and _catches(identity)
         }
         call = _Call(event, os.urandom(12).hex(), waiting)
         self._calls.append(call)
@@ -255,15 +266,19 @@ class Callbacks:
         """Return all of it, for the next program of this holder; a dump gets its answer before."""
         for call in [call for call in self._calls if call.answer is not None]:
             self._end(call, "the session's holder is being replaced")
-        known = [[*identity, *values] for identity, values in self._registered.items()]
+        known = [
+            [list(identity), one.inner, one.events, list(one.program)]
+            for identity, one in self._registered.items()
+        ]
         calls = [[call.event, sorted(call.waiting)] for call in self._calls]
         return {"callbacks": {"registered": known, "calls": calls}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `to_state` returned."""
         given = state.get("callbacks") or {}
-        for pid, start_time, inner, events in given.get("registered") or ():
-            self._registered[ProcessIdentity(pid, start_time)] = (inner, events)
+        for identity, inner, events, (device, inode) in given.get("registered") or ():
+            one = _Registered(inner, events, (device, inode))
+            self._registered[ProcessIdentity(*identity)] = one
         for event, waiting in given.get("calls") or ():
             call = self._begin(event)
             call.waiting &= {ProcessIdentity(*one) for one in waiting}
@@ -275,6 +290,15 @@ def _identity(peer: Peer) -> ProcessIdentity | None:
         return ProcessIdentity.of(peer.pid)
     except CriuctlError:
         return None
+
+
+def _program(identity: ProcessIdentity) -> tuple[int, int]:
+    """Return device and inode of the file that a process runs, zeros if it is gone."""
+    try:
+        status = os.stat(f"/proc/{identity.pid}/exe")
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino
 
 
 def _catches(identity: ProcessIdentity) -> bool:

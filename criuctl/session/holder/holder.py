@@ -121,7 +121,7 @@ class Holder:
     def _make_inside(self) -> None:
         loop, session, tree = self.loop, self.session, self.tree
         self.asked = AskedCheckpoints(
-            loop, session, self.helpers, busy=lambda: self.checkpointing.busy
+            loop, session, self.helpers, self.audit, busy=lambda: self.checkpointing.busy
         )
         self.callbacks = Callbacks(loop, session, tree, self.events)
         self.inside = InsideOperations(tree, self.master, self.asked, self.callbacks, self.audit)

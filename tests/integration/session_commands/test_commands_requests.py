@@ -42,6 +42,8 @@ def test_a_program_asks_for_a_checkpoint(operators: Operators) -> None:
     (made,) = operators("list", "work")
     assert f"made 0 False {made['id']}" in text.replace("\n", "")
     assert made["labels"] == {"label": "before 0"}
+    entries = [one for one in operators("log", "work") if one["what"] == "checkpoint-asked"]
+    assert [(one["label"], one["uid"]) for one in entries] == [("before 0", 0)]
     operators("kill", "work")
     operators("restore", "work", "--detach")
     wait_for(operators, "work", f"made 0 True {made['id'][:8]}")

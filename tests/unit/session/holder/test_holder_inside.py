@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -291,6 +292,7 @@ def test_a_supervisor_is_asked_first(holder: Holder, helped: list[Callable[[int]
 
 
 def test_all_of_it_goes_to_the_next_program(holder: Holder, tmp_path: Path) -> None:
+    ask(holder, "callbacks", events=list(callbacks.EVENTS))
     ask(holder, "checkpoint", attempt="a", label="x")
     ask(holder, "invalidate-if", kind="age", argument="7d")
     holder.asked.environment = {"CRIUCTL_STORE": "/x"}
@@ -396,7 +398,13 @@ def test_who_cannot_be_called_is_not_waited_for(holder: Holder, program: Program
     holder.callbacks.call(dump.connection, callbacks.BEFORE, 60, dump.answer)
     assert dump.answers[1]["failures"][0]["reason"] == "the session is paused"
     holder.session.state = "running"
-    program.resets()  # as exec does
+    known = holder.callbacks._registered[me]
+    holder.callbacks._registered[me] = replace(known, program=(1, 1))  # it ran another one then
+    assert callbacks._catches(me)
+    holder.callbacks.call(dump.connection, callbacks.BEFORE, 60, dump.answer)
+    assert dump.answers.pop() == {"called": 0, "vetoes": [], "failures": []}
+    holder.callbacks._registered[me] = known
+    program.resets()
     holder.callbacks.call(dump.connection, callbacks.BEFORE, 60, dump.answer)
     assert dump.answers[2] == {"called": 0, "vetoes": [], "failures": []}
 
@@ -431,7 +439,8 @@ def test_registrations_are_bounded_and_checked(holder: Holder, program: Program)
     known = holder.callbacks._registered
     me = ProcessIdentity.of(os.getpid())
     for number in range(callbacks._MAX_PROCESSES):
-        known[ProcessIdentity(1, -1 - number)] = (1, [])  # of processes that are gone
+        gone = ProcessIdentity(1, -1 - number)
+        known[gone] = callbacks._Registered(1, [], (0, 0))
     assert "code" not in ask(holder, "callbacks", program.peer, events=[callbacks.BEFORE])
     assert len(holder.callbacks._registered) == 1
     assert ask(holder, "callbacks", program.peer, events=[]) == {"events": []}
