@@ -49,7 +49,7 @@ def capture(
     next capture continues.
     """
     from ..session.client.session import Output
-    from ..session.screen.redraw import replay
+    from ..session.screen.replay import replay
     from ..session.screen.screen import Screen
 
     screen_only = since is None and not scrollback
@@ -85,8 +85,8 @@ def capture(
         "offset": screen.end,
         "cursor": {
             "row": screen.cursor.y,
-            "column": min(screen.cursor.x, status["cols"] - 1),
-            "visible": not screen.cursor.hidden,
+            "column": min(screen.cursor.x, screen.columns - 1),
+            "visible": screen.visible,
         },
         "size": {"rows": status["rows"], "cols": status["cols"]},
         "alternate": screen.alternate,

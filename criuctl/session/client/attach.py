@@ -23,10 +23,12 @@ from typing import Any
 
 from ...errors import CriuctlError, SessionGone, TimedOut
 from ...quoting import quoted
+from ..screen.changes import TerminalChanges
+from ..screen.drawing import redraw
 from ..screen.queries import OldOutput
-from ..screen.redraw import AlternateScreen, replay
+from ..screen.replay import replay
 from .keyboard import DetachKey, is_report
-from .local_terminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
+from .local_terminal import RESET, Terminal, fields_of
 from .notices import checkpointed_text, harmless, restored_text, say, still_text
 from .reconnect import RETRY, Connect, Follow, Moved, Reconnection
 from .session import Answer, Event, Output, Session
@@ -76,7 +78,7 @@ class Attachment:
         self._key = DetachKey(detach_key)
         self._keyboard = True  # something may still be typed
         self._position = 0  # offset of the next byte that is needed
-        self._alternate = AlternateScreen()
+        self._changes = TerminalChanges()
         self._old_output = OldOutput(0)
         self._lease: dict[str, Any] | None = None
         self._state = "running"
@@ -101,8 +103,8 @@ class Attachment:
                     self._begin()
                     self._loop(wake)
                 finally:
-                    if terminal.is_terminal and terminal.drew and self._alternate.shown:
-                        terminal.put(LEAVE_ALTERNATE)
+                    if terminal.is_terminal and terminal.drew:
+                        terminal.put(self._changes.undo())
                     if (
                         terminal.is_terminal
                         and self._ended is not None
@@ -194,10 +196,9 @@ class Attachment:
         screen = replay(self.session, status)
         if history:
             self._terminal.put(b"\r\n" * size[0])  # what is on this screen goes into the scrollback
-        elif self._alternate.shown:
-            self._terminal.put(LEAVE_ALTERNATE)
-        self._terminal.put(RESET + screen.redraw(size[0], size[1], history=history))
-        self._alternate.shown = screen.alternate
+        drawing = redraw(screen, size[0], size[1], history=history)
+        self._terminal.put(self._changes.undo() + RESET + drawing)
+        self._changes.watch(drawing)
         self._position = screen.end
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class Attachment:
     def _on_message(self, message: Output | Event | Answer) -> None:
         if isinstance(message, Output):
             self._position = message.end
-            self._alternate.watch(message.data)
+            self._changes.watch(message.data)
             self._terminal.put(self._old_output.feed(message.offset, message.data))
             if self._redraw_at is not None and self._gap:
                 self._redraw_at = time.monotonic() + _QUIET

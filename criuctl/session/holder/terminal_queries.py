@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..screen import redraw
 from ..screen.modes import Modes
+from ..screen.replay_range import beginning
 from .clients import Clients
 from .event_loop import Loop
 from .helper_processes import HelperProcesses
@@ -136,7 +136,7 @@ class TerminalQueries:
     def _write_task(self, fd: int, places: list[int]) -> None:
         """Write what `screen.cursor` reads."""
         log, since = self._log, self._modes.alternate_since
-        start = redraw.beginning(log.base, places[0], since)
+        start = beginning(log.base, places[0], since)
         size = {"rows": self._master.rows, "cols": self._master.cols}
         task = {**size, "start": start, "at": places, "whole": start in (0, since)}
         with open(fd, "wb", closefd=False) as file:
