@@ -2,7 +2,7 @@
 
 `redraw` makes a terminal that was reset look and behave like it: history in the terminal's own
 scrollback, cells, margins, modes, character sets, pending wrap, colours, title, cursor.  A `Screen`
-that is fed with it is the same screen, so it is also how a screen is stored.  `view` shows a part.
+that is fed with it is the same screen, so it is also how a screen is stored.  `View` shows a part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from .cells import Line, placed, styled
 from .grid import Cursor
 from .pen import DEFAULT, change, rendition
-from .screen import Screen
+from .screen import MOUSE_MODES, Screen
 
 
 def redraw(screen: Screen, rows: int, columns: int, *, history: bool = False) -> bytes:
@@ -27,34 +27,58 @@ def redraw(screen: Screen, rows: int, columns: int, *, history: bool = False) ->
         out += [f"{styled(runs)}\r\n" for runs in kept]
         out.append("\r\n" * min(rows - 1, len(kept) + rows))  # the last of them leave it, too
     if rows < screen.lines or columns < screen.columns:
-        out.append(_whole_terminal(screen))
-        out += view(screen, rows, columns)
+        # Places of the mouse would be wrong there.
+        out.append(_whole_terminal(screen, screen.modes - MOUSE_MODES))
+        out.append(View(screen).update(rows, columns))
     else:
         out += _exactly(screen)
     return "".join(out).encode(errors="replace")
 
 
-def view(screen: Screen, rows: int, columns: int) -> Iterable[str]:
-    """Yield what shows the part of the screen around the cursor on a smaller terminal.
+class View:
+    """The part of a screen around the cursor, on a smaller terminal.
 
     As in tmux, the part moves no farther than the cursor needs.
     """
-    cursor = screen.cursor
-    top, left = origin(screen, rows, columns)
-    yield "\x1b[m\x1b[H\x1b[2J"
-    for y, line in enumerate(screen.rows[top : top + rows]):
-        yield from placed(line.clipped(left, left + columns), y)
-    yield f"\x1b[{cursor.y - top + 1};{min(cursor.x, screen.columns - 1) - left + 1}H"
-    yield f"\x1b[?25{'h' if screen.visible else 'l'}"
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._top = self._left = 0
+        self._shown: list[str] | None = None  # what each row of the terminal was drawn with
+
+    def update(self, rows: int, columns: int) -> str:
+        """Return what makes a terminal of this size show the present screen.
+
+        At first the terminal may show anything; later, what the last update has made it show.
+        """
+        screen = self.screen
+        x, y = min(screen.cursor.x, screen.columns - 1), screen.cursor.y
+        self._top = _start(self._top, y, rows, screen.lines)
+        self._left = _start(self._left, x, columns, screen.columns)
+        right = self._left + columns
+        lines = [
+            "".join(placed(line.clipped(self._left, right), row))
+            for row, line in enumerate(screen.rows[self._top : self._top + rows])
+        ]
+        lines += [""] * (rows - len(lines))
+        out = ["\x1b[?25l\x1b[m"]
+        shown = (
+            self._shown if self._shown is not None and len(self._shown) == rows else [None] * rows
+        )
+        for row, (old, new) in enumerate(zip(shown, lines, strict=True)):
+            if old != new:
+                out.append(f"\x1b[{row + 1};1H\x1b[2K{new}")
+        self._shown = lines
+        out.append(f"\x1b[{y - self._top + 1};{x - self._left + 1}H")
+        if screen.visible:
+            out.append("\x1b[?25h")
+        return "".join(out)
 
 
-def origin(screen: Screen, rows: int, columns: int) -> tuple[int, int]:
-    """Return the first row and column of the part with the cursor."""
-    x = min(screen.cursor.x, screen.columns - 1)
-    return (
-        max(0, min(screen.lines - rows, screen.cursor.y - rows + 1)),
-        max(0, min(screen.columns - columns, x - columns + 1)),
-    )
+def _start(start: int, place: int, size: int, whole: int) -> int:
+    """Return the first of `size` rows, or columns, of `whole` that show `place`."""
+    start = min(max(start, place - size + 1), place)
+    return max(0, min(start, whole - size))
 
 
 def _exactly(screen: Screen) -> Iterable[str]:
@@ -65,7 +89,7 @@ def _exactly(screen: Screen) -> Iterable[str]:
         yield from _cursor(screen, rows, saved or Cursor())
         yield from (f"\x1b[>{flags}u" for flags in screen.other_keyboard)
         yield "\x1b[?1049h"  # saves the cursor
-    yield _whole_terminal(screen)
+    yield _whole_terminal(screen, screen.modes)
     yield from _cells(screen.rows)
     if screen.tab_stops != set(range(8, screen.columns, 8)):
         yield "\x1b[3g"
@@ -86,11 +110,11 @@ def _exactly(screen: Screen) -> Iterable[str]:
         yield "\x1b[?25l"
 
 
-def _whole_terminal(screen: Screen) -> str:
-    """Return what sets modes that do not depend on places."""
+def _whole_terminal(screen: Screen, modes: set[int]) -> str:
+    """Return what sets `modes`, and others that do not depend on places."""
     out = [f"\x1b]2;{screen.title}\x1b\\"] if screen.title else []
     out += [f"\x1b]{key};{colour}\x1b\\" for key, colour in screen.colours.items()]
-    out += [f"\x1b[?{number}h" for number in sorted(screen.modes)]
+    out += [f"\x1b[?{number}h" for number in sorted(modes)]
     out += [f"\x1b[>{flags}u" for flags in screen.keyboard]
     if screen.keypad:
         out.append("\x1b=")

@@ -54,6 +54,7 @@ def _set_modes(screen: Screen, modes: dict[str, Any]) -> None:
     screen.keypad = bool(modes.get("keypad", screen.keypad))
     screen.visible = bool(modes.get("cursor_visible", screen.visible))
     screen.keyboard = list(modes.get("keyboard", screen.keyboard))
+    screen.other_keyboard = list(modes.get("other_keyboard", screen.other_keyboard))
     screen.modify_other_keys = int(modes.get("modify_other_keys", screen.modify_other_keys))
     if modes.get("title"):
         screen.set_title(modes["title"])

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from .cells import plain, styled
 from .grid import Cursor, Grid
+from .modes import change_keyboard
 from .pen import DEFAULT, changed, linked
 from .widths import NARROW
 
@@ -28,7 +29,6 @@ _MAX_CARRY = 8 << 10  # characters of a sequence that are kept; the rest of it i
 _MAX_TITLE = 400
 _MAX_ARGS = 400  # characters of a sequence's parameters
 _MAX_COLOURS = 300
-_MAX_KEYBOARD = 16  # entries in the stack of kitty's keyboard modes
 
 _STRING_END = r"(?:\x07|\x1b\\|\x9c|(?=[\x18\x1a]|\x1b[^\\]))"
 _INSIDE = r"\x00-\x17\x19\x1c-\x1f\x7f"
@@ -220,7 +220,8 @@ class Screen(Grid):
                 elif number == 20:
                     self.newline = final == "h"
         elif prefix and final == "u":
-            self._keyboard(prefix, [*numbers, 0])
+            if prefix != "?":
+                change_keyboard(self.keyboard, prefix, *[*numbers, 0][:2])
         elif prefix == ">" and final == "m":
             if numbers[0] in (0, 4):
                 self.modify_other_keys = numbers[1] if len(numbers) > 1 else 0
@@ -265,19 +266,6 @@ class Screen(Grid):
             self.visible = on
         elif number in SHOWN_MODES:
             (self.modes.add if on else self.modes.discard)(number)
-
-    def _keyboard(self, prefix: str, numbers: list[int]) -> None:
-        """Push, pop or set the modes of kitty's keyboard protocol."""
-        stack = self.keyboard
-        if prefix == ">":
-            stack.append(numbers[0])
-            del stack[:-_MAX_KEYBOARD]
-        elif prefix == "<":
-            del stack[max(0, len(stack) - (numbers[0] or 1)) :]
-        elif prefix == "=":
-            now = stack.pop() if stack else 0
-            flags, how = numbers[0], numbers[1]
-            stack.append(now | flags if how == 2 else now & ~flags if how == 3 else flags)
 
     def _command(self, number: str, text: str) -> None:
         """Carry out an operating system command."""
