@@ -7,7 +7,7 @@
 - `changes`: what output has changed in a terminal, and how to undo it.
 - `modes`: the terminal modes that output sets, and the queries in it; small enough for a holder.
 - `queries`: old output without the queries in it.
-- `cursor`: a program of its own that finds the cursor's place for a holder.
+- `emulate`: a program of its own that makes the screen, and finds the cursor, for a holder.
 - `asciicast`: output and its times as a recording that asciinema plays.
 - `plain_text`: output without its control sequences.
 """

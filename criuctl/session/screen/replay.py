@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any, Protocol
 
-from .replay_range import beginning
+from .replay_range import beginning, first_whole
 from .screen import MOUSE_MODES, Screen
+
+_MAX_AFTER_KEPT = 8 << 20  # bytes of output behind a kept screen that are replayed
 
 
 class Piece(Protocol):
@@ -23,23 +26,33 @@ class Readable(Protocol):
     """A session whose log can be read: `client.session.Session`."""
 
     def read(self, start: int, end: int | None = None, /) -> Piece: ...
+    def kept_screen(self) -> dict[str, Any] | None: ...
 
 
 def replay(session: Readable, status: dict[str, Any]) -> Screen:
     """Return the screen that the log shows; its ``end`` is the offset behind the last byte it has
     seen.
     """
-    end, since = status["offset"], status["modes"].get("alternate_since")
-    start = beginning(status["base"], end, since)
-    output = session.read(start, end)
+    modes, base, end = status["modes"], status["base"], status["offset"]
+    since, cleared = modes.get("alternate_since"), modes.get("cleared_at")
     screen = Screen(status["cols"], status["rows"])
+    start = beginning(base, end, since, cleared)
+    whole = start in (0, cleared)
+    if since is not None and since < start:
+        kept = session.kept_screen()
+        if kept is not None and kept["since"] == since and end - kept["offset"] <= _MAX_AFTER_KEPT:
+            start, whole = int(kept["offset"]), True
+            screen.feed(base64.b64decode(kept["base64"]))
+        else:
+            screen.feed(b"\x1b[?1049h")
+    output = session.read(start, max(start, end))
     data = output.data
-    if output.offset not in (0, since):
-        data = data[data.find(b"\n") + 1 :]  # the middle of a line may be the middle of a sequence
+    if not whole or output.offset != start:
+        data = data[first_whole(data, full_screen=since is not None and start > since) :]
     screen.feed(data)
     screen.end = output.end
     if start:
-        _set_modes(screen, status["modes"])
+        _set_modes(screen, modes)
     return screen
 
 

@@ -318,7 +318,10 @@ class Screen(Grid):
     @property
     def pending(self) -> bytes:
         """The beginning of a sequence or a character that the last output has ended with."""
-        return self._carry.encode() + self._decoder.getstate()[0]
+        skipped = (
+            b"" if self._skip is None else b"\x1b_" if self._skip is _STRING_OVER else b"\x1b["
+        )
+        return skipped + self._carry.encode() + self._decoder.getstate()[0]
 
     def cursor_report(self) -> tuple[int, int]:
         """Return row and column as a terminal reports them.
