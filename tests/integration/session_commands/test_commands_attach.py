@@ -324,3 +324,24 @@ def test_a_smaller_window_shows_the_part_around_the_cursor(operators: Operators)
     wait_until(lambda: operators("status", "wide")["cols"] == 80, TIMEOUT, "the new size")
     writer.send(b"\r\r")
     assert ended(writer) == 0 and ended(window) == 0
+
+
+def test_what_a_program_changed_comes_back_and_is_undone_again(operators: Operators) -> None:
+    """Kitty's keyboard modes, colours, synchronized output, links; printed before the attach."""
+    program = r"""
+        printf '\033]11;#102030\007\033[?1049h\033[>5u\033[?2004h\033]8;;http://a.example/\007link'
+        printf '\033]8;;\007 \033[4:3;38;5;200mcurly\033[m \033[?2026hready'
+        exec cat
+    """
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", program)
+    operators("wait", "work", "--match", "ready", "--since", 0, "--timeout", TIMEOUT)
+    window = operators.window("attach", "work")
+    window.expect(literally("\x1b]11;#102030\x1b\\"))
+    window.expect(literally("\x1b[?2004h\x1b[>5u"))
+    window.expect(literally("\x1b]8;;http://a.example/\x1b\\link\x1b]8;;\x1b\\"))
+    window.expect(literally("\x1b[0;4:3;38;5;200mcurly\x1b[m ready"))
+    window.send(b"\x1d")
+    window.expect(literally("\x1b[<64u\x1b[=0u\x1b[?1049l\x1b[<64u\x1b[=0u\x1b]111\x1b\\"))
+    window.expect(literally("\x1b[?2026l"))
+    window.expect(literally("\x1b[?2004l"))
+    assert ended(window) == 0
