@@ -12,16 +12,18 @@ again.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..screen.modes import Modes
 from ..screen.replay_range import before
-from .base64_text import decoded, encoded
+from .base64_text import encoded
 from .helper_processes import HelperProcesses
 from .master import Master
 from .output_log import OutputLog
@@ -56,7 +58,9 @@ class KeptScreen:
     def current(self) -> Kept | None:
         """Return the kept screen, if the program that it belongs to still runs."""
         kept = self._kept
-        return kept if kept is not None and kept.since == self._modes.alternate_since else None
+        if kept is None or kept.since != self._modes.alternate_since or kept.offset > self._log.end:
+            return None
+        return kept
 
     def came(self) -> None:
         """Output came: go on if there is enough of it."""
@@ -86,7 +90,9 @@ class KeptScreen:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 small = status == 0 and size < 8 * _MAX_DRAWN
-                shown = json.loads(file.read())["screen"].encode("latin-1") if small else b""
+                shown = (
+                    json.loads(file.read()).get("screen", "").encode("latin-1") if small else b""
+                )
             if 0 < len(shown) <= _MAX_DRAWN:
                 self._kept = Kept(end, kept.since, shown)
                 self.came()
@@ -116,7 +122,12 @@ class KeptScreen:
         return {"offset": kept.offset, "since": kept.since, "base64": encoded(kept.drawn)}
 
     def restore(self, values: object) -> None:
-        """Take over what `to_dict`, of this or another version, returned."""
+        """Take over what `to_dict`, of this or another version, returned.
+
+        It may come from a checkpoint: what is damaged is not taken.
+        """
         if isinstance(values, dict):
-            drawn = decoded(str(values.get("base64", "")))
-            self._kept = Kept(int(values["offset"]), int(values["since"]), drawn)
+            with suppress(KeyError, TypeError, ValueError):
+                drawn = base64.b64decode(values["base64"], validate=True)
+                if len(drawn) <= _MAX_DRAWN:
+                    self._kept = Kept(int(values["offset"]), int(values["since"]), drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from .pen import DEFAULT, Pen, change
 from .widths import NARROW
@@ -87,7 +88,8 @@ class Line:
 
     def clear(self) -> None:
         """Make all of it blank."""
-        self.__init__()  # type: ignore[misc]
+        if self._size or self._cells:
+            self.__init__()  # type: ignore[misc]
 
     def split(self, x: int) -> None:
         """Make both halves of a wide character blank if a change begins or ends between them."""
@@ -96,8 +98,10 @@ class Line:
 
     def erase(self, start: int, end: int, pen: Pen) -> None:
         """Make cells blank; `pen` is their background."""
-        if start == 0 and pen == DEFAULT and end >= max(self._size, len(self._cells)):
+        if start == 0 and end >= max(self._size, len(self._cells)):
             self.clear()
+            if pen != DEFAULT:
+                self.put(0, " " * end, pen)
             return
         self.split(start)
         self.split(end)
@@ -136,11 +140,9 @@ class Line:
         if self._runs is not None:
             return _trimmed(self._runs)
         cells, pens = self._cells, self._pens
-        found, start, size = list[tuple[str, Pen]](), 0, len(cells)
-        while start < size:
-            pen, end = pens[start], start + 1
-            while end < size and (pens[end] is pen or pens[end] == pen):
-                end += 1
+        found, start = list[tuple[str, Pen]](), 0
+        for pen, group in groupby(pens):
+            end = start + len(list(group))
             found.append(("".join(cells[start:end]), pen))
             start = end
         return _trimmed(found)

@@ -7,6 +7,7 @@ large screen has.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -87,7 +88,8 @@ class Grid:
         """Show characters of any width."""
         for char in text:
             columns = width(char)
-            if columns == 0 or joins(self._before(), char):
+            # East Asian characters join nothing.
+            if columns == 0 or (not "\u2e80" <= char < "\ue000" and joins(self._before(), char)):
                 self._combine(char)
             elif columns <= self.columns:
                 if self.columns - self.cursor.x < columns:
@@ -198,14 +200,12 @@ class Grid:
     def tab(self, count: int) -> None:
         """Move on by tabulator stops; back if `count` is negative."""
         x, last = min(self.cursor.x, self.columns - 1), self.columns - 1
-        for _ in range(min(abs(count), self.columns)):
-            if count > 0:
-                x = min((stop for stop in self.tab_stops if stop > x), default=last)
-            else:
-                x = max((stop for stop in self.tab_stops if stop < x), default=0)
-            if x in (0, last):
-                break
-        self.cursor.x = x
+        if count > 0:
+            stops = [stop for stop in self.tab_stops if x < stop <= last]
+            self.cursor.x = heapq.nsmallest(count, stops)[-1] if count <= len(stops) else last
+        else:
+            stops = [stop for stop in self.tab_stops if stop < x]
+            self.cursor.x = heapq.nlargest(-count, stops)[-1] if -count <= len(stops) else 0
 
     def clear_tab_stop(self, how: int) -> None:
         """Remove the tabulator stop at the cursor (0), or all (3)."""
@@ -322,7 +322,7 @@ class Grid:
         lines = [Line() for _ in range(count)]
         if self.cursor.pen.background:
             for line in lines:
-                line.pad(self.columns, erased(self.cursor.pen))
+                line.put(0, " " * self.columns, erased(self.cursor.pen))
         return lines
 
     # -- history ----------------------------------------------------------------------------------

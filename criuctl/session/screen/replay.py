@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any, Protocol
 
 from .replay_range import beginning, first_whole
 from .screen import MOUSE_MODES, Screen
 
+_SECONDS = 10.0  # of processor time for a replay
+_PIECE = 64 << 10
 _MAX_AFTER_KEPT = 8 << 20  # bytes of output behind a kept screen that are replayed
 
 
@@ -49,11 +52,21 @@ def replay(session: Readable, status: dict[str, Any]) -> Screen:
     data = output.data
     if not whole or output.offset != start:
         data = data[first_whole(data, full_screen=since is not None and start > since) :]
-    screen.feed(data)
+    _feed(screen, data)
     screen.end = output.end
     if start:
         _set_modes(screen, modes)
     return screen
+
+
+def _feed(screen: Screen, data: bytes) -> None:
+    """Show output; when that takes too long, as a program may see to it, only the end of it."""
+    began, last = time.process_time(), len(data) - _PIECE
+    for at in range(0, len(data), _PIECE):
+        if at < last and time.process_time() - began > _SECONDS:
+            screen.feed(b"\x18" + data[last:])
+            return
+        screen.feed(data[at : at + _PIECE])
 
 
 def _set_modes(screen: Screen, modes: dict[str, Any]) -> None:

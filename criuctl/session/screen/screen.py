@@ -22,7 +22,7 @@ from .cells import plain, styled
 from .grid import Cursor, Grid
 from .modes import change_keyboard
 from .pen import DEFAULT, changed, linked
-from .widths import NARROW
+from .widths import NARROW, width
 
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 8 << 10  # characters of a sequence that are kept; the rest of it is dropped
@@ -240,7 +240,8 @@ class Screen(Grid):
         elif final == "b" and self._last:
             # As tmux: not beyond the end of the line.
             room = self.columns - self.cursor.x
-            self.draw_clusters(self._last * min(numbers[0] or 1, room))
+            repeated = self._last * min(numbers[0] or 1, room)
+            (self.draw if width(self._last) == 1 else self.draw_clusters)(repeated)
         elif final in "su" and not args:
             (self.save if final == "s" else self.restore)()
 
