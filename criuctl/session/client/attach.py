@@ -128,7 +128,9 @@ class Attachment:
             self._attach(status["offset"] if self._start is None else self._start)
         else:
             self._attach(self._shown.draw(self.session, history=True))
-            if self._redraw_at is not None:  # the session has this terminal's size now
+            if (
+                self._redraw_at is not None and self._ended is None
+            ):  # the session has this terminal's size now
                 self._restore_screen()
         if self._ended is not None:
             return

@@ -17,7 +17,7 @@ from .cells import Line, Runs
 from .pen import DEFAULT, Pen, erased
 from .widths import MAX_CLUSTER, joins, widened, width
 
-MAX_LINES, MAX_COLUMNS = 1024, 2048
+_MAX_LINES, _MAX_COLUMNS = 1024, 2048
 _MAX_HISTORY = 128 << 20  # bytes, about
 _RUN_COST = 112
 _MAX_FILLED = 1 << 16
@@ -46,7 +46,9 @@ class Grid:
     """`columns` by `lines` cells, and another screen of them while the alternate one is shown."""
 
     def __init__(self, columns: int, lines: int, history: int) -> None:
-        self.columns, self.lines = min(columns, MAX_COLUMNS), min(lines, MAX_LINES)
+        # A program may give its terminal any size, 0 included.
+        self.columns = max(1, min(columns, _MAX_COLUMNS))
+        self.lines = max(1, min(lines, _MAX_LINES))
         self.history: deque[Runs] = deque(maxlen=history)
         self._cost = 0  # of all history
         self.reset()

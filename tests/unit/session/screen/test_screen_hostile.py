@@ -38,6 +38,12 @@ def test_any_bytes_are_shown_on_a_screen_of_any_size(
     assert 0 <= screen.cursor.x <= columns and 0 <= screen.cursor.y < lines
 
 
+def test_a_terminal_without_a_size_has_one_cell() -> None:
+    screen = Screen(0, 0)
+    screen.feed("abc\r\n世\x1b[5;5Hx\t\x1b[9@".encode() + b"y\r\n" * 9)
+    assert (screen.columns, screen.lines) == (1, 1) and redraw(screen, 1, 1)
+
+
 @pytest.mark.parametrize("start", [b"\x1b]2;", b"\x1bP", b"\x1b[", b"\x1b_G"])
 def test_a_sequence_that_never_ends_is_not_kept(start: bytes) -> None:
     screen = Screen(20, 4)
