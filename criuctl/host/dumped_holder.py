@@ -191,7 +191,7 @@ class DumpedHolder:
             input_offset=state.get("input_offset", 0),
             scrollback=writer.stream((_STREAM, self._base)) if self._end > self._base else None,
             steps=self._steps.store(writer) if self._steps is not None else None,
-            modes=state["modes"],
+            modes=state["modes"] | {"screen": self._session.kept_screen()},
             shell=state.get("shell") or {},
             inside=state.get("inside") or {},
             roles=tuple(map(tuple, state["roles"])),

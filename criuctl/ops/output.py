@@ -31,7 +31,6 @@ from .sessions import Connect, connect, describe, why_not
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
-REPLAY = 256 << 10  # bytes of an ended session's log from which its last screen is made
 _LOOK = 0.05  # seconds between two looks at the foreground
 _LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has ended
 _ENDED = ("exited", "lost")
@@ -53,7 +52,8 @@ def capture(
     next capture continues.
     """
     from ..session.client.session import Output
-    from ..session.screen.redraw import replay
+    from ..session.screen.replay import replay
+    from ..session.screen.replay_range import REPLAY, first_whole
     from ..session.screen.screen import Screen
 
     screen_only = since is None and not scrollback
@@ -69,9 +69,11 @@ def capture(
         status, base, data = kept_output(config, name)
         start = max(base, len(data) + base - REPLAY if screen_only else since or 0)
         output = Output(start, data[start - base :])
-        screen = Screen(status["cols"], status["rows"])
-        screen.feed(output.data)
-        screen.end = output.end
+        if screen_only:
+            screen = Screen(status["cols"], status["rows"])
+            whole = 0 if output.offset == 0 else first_whole(output.data, full_screen=False)
+            screen.feed(output.data[whole:])
+            screen.end = output.end
     if not screen_only:
         screen = Screen(status["cols"], status["rows"], history=output.data.count(b"\n") + 1)
         screen.feed(output.data)
@@ -89,11 +91,11 @@ def capture(
         "offset": screen.end,
         "cursor": {
             "row": screen.cursor.y,
-            "column": min(screen.cursor.x, status["cols"] - 1),
-            "visible": not screen.cursor.hidden,
+            "column": min(screen.cursor.x, screen.columns - 1),
+            "visible": screen.visible,
         },
         "size": {"rows": status["rows"], "cols": status["cols"]},
-        "alternate": screen.alternate,
+        "alternate": bool(status.get("modes", {}).get("alternate", screen.alternate)),
         "title": screen.title,
     }
 

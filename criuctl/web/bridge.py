@@ -34,7 +34,8 @@ from ..errors import CriuctlError
 from ..ops import sessions
 from ..session.client.keyboard import is_report
 from ..session.client.session import Answer, Event, Output, Session
-from ..session.screen.redraw import replay
+from ..session.screen.drawing import redraw
+from ..session.screen.replay import replay
 from .access import PROTOCOL
 from .views import DESK, Desk
 
@@ -166,7 +167,8 @@ class Bridge:
             if not status["rows"]:
                 return status, b"", int(status["offset"])
             screen = replay(self._session, status)
-            return status, screen.redraw(status["rows"], status["cols"], history=True), screen.end
+            drawing = redraw(screen, status["rows"], status["cols"], history=True)
+            return status, drawing, screen.end
 
         status, drawing, self._position = await self._call(draw)
         await self._tell({"type": "screen", "rows": status["rows"], "cols": status["cols"]})

@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, migrations, sessions, steps, storage
+from . import cases, interrupts, migrations, screens, sessions, steps, storage
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -42,9 +42,17 @@ CASES = (
     "idle",
     "sessions",
     "steps",
+    "screens",
     "migrate",
 )
-NOTHING_STORED = {"sessions", "steps", "migrate", "store", "idle"}  # cases that need no place
+NOTHING_STORED = {
+    "sessions",
+    "steps",
+    "screens",
+    "migrate",
+    "store",
+    "idle",
+}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -250,6 +258,8 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
         yield from storage.old_store(bench, *options.simulated)
     if "steps" in options.case:
         yield from steps.steps(bench)
+    if "screens" in options.case:
+        yield from screens.screens(bench)
     if "idle" in options.case:
         yield from storage.idle_growth(bench, sizes[-1], options.snapshots)
     if not {*options.case} - NOTHING_STORED:

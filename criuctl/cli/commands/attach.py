@@ -55,12 +55,12 @@ def attach(
 ) -> int:
     """Show a session on this terminal and type into it. Any number of terminals can do so at a
     time. One of them writes: it holds the write lease, and the session's window has its size. The
-    others see the same output.
+    others see the same output; one that is smaller shows the part of the screen around the cursor.
 
     The screen is drawn in its current state, full-screen programs included, and earlier output goes
     to this terminal's scrollback. The detach key (detach_key in the configuration, C-] by default)
-    leaves the session running; in pasted text it is ordinary text. When the session ends, its exit
-    status is that of this command.
+    leaves the session running, and undoes what its programs have changed in this terminal; in
+    pasted text it is ordinary text. When the session ends, its exit status is that of this command.
 
     When a session is checkpointed, this command reports it, and continues when the session is
     restored on this host. When it moves to another host, this command follows it there, over ssh. A

@@ -2,9 +2,8 @@
 
 The loop waits for the keyboard, the holder and the window, never for the terminal.  Output that the
 terminal does not take is kept up to a bound; then no more is read, and the holder skips output for
-this client (a gap).  `DetachKey` watches what is typed.  When the cells of the screen are needed
-(at the attach, after a gap or a notice) they are made from the log by `screen`; otherwise output is
-passed on unchanged.
+this client (a gap).  `DetachKey` watches what is typed.  `ShownScreen` draws the screen at the
+attach, and after a gap or a notice, and shows output.
 
 After a lost connection the client connects again and goes on at the offset where it broke
 (`reconnect`).  While the session is checkpointed its clients stay attached, and follow it when it
@@ -23,13 +22,12 @@ from typing import Any
 
 from ...errors import CriuctlError, SessionGone, TimedOut
 from ...quoting import quoted
-from ..screen.queries import OldOutput
-from ..screen.redraw import AlternateScreen, replay
 from .keyboard import DetachKey, is_report
-from .local_terminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
+from .local_terminal import Terminal, fields_of
 from .notices import checkpointed_text, harmless, restored_text, say, still_text
 from .reconnect import RETRY, Connect, Follow, Moved, Reconnection
 from .session import Answer, Event, Output, Session
+from .shown_screen import ShownScreen
 
 HEARTBEAT = 10.0
 _MAX_WAITING = 512 << 10  # bytes that the terminal has not taken
@@ -73,11 +71,10 @@ class Attachment:
         self._moved: Moved | None = None  # follow the session there
         self.session: Session
         self._terminal: Terminal
+        self._shown: ShownScreen
         self._key = DetachKey(detach_key)
         self._keyboard = True  # something may still be typed
         self._position = 0  # offset of the next byte that is needed
-        self._alternate = AlternateScreen()
-        self._old_output = OldOutput(0)
         self._lease: dict[str, Any] | None = None
         self._state = "running"
         self._typed = bytearray()  # not sent yet
@@ -96,13 +93,13 @@ class Attachment:
         number = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         try:
             with Terminal() as terminal:
-                self._terminal = terminal
+                self._terminal, self._shown = terminal, ShownScreen(terminal)
                 try:
                     self._begin()
                     self._loop(wake)
                 finally:
-                    if terminal.is_terminal and terminal.drew and self._alternate.shown:
-                        terminal.put(LEAVE_ALTERNATE)
+                    if terminal.is_terminal and terminal.drew:
+                        self._shown.leave()
                     if (
                         terminal.is_terminal
                         and self._ended is not None
@@ -130,8 +127,11 @@ class Attachment:
         if self._start is not None or not self._terminal.is_terminal:
             self._attach(status["offset"] if self._start is None else self._start)
         else:
-            self._draw(history=True)
-            self._attach(self._position)
+            self._attach(self._shown.draw(self.session, history=True))
+            if (
+                self._redraw_at is not None and self._ended is None
+            ):  # the session has this terminal's size now
+                self._restore_screen()
         if self._ended is not None:
             return
         restored = status.get("restored")
@@ -168,7 +168,8 @@ class Attachment:
         answer = self.session.request("attach", **arguments)
         self._lease = answer["lease"]
         self._position = answer["offset"]
-        self._old_output = OldOutput(answer["end"])
+        self._shown.attached(answer)
+        self._fit(answer)
         self._state = answer["state"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event came before this client
@@ -185,20 +186,10 @@ class Attachment:
             "exited" if status["state"] == "exited" else "lost", status["exit_code"]
         )
 
-    def _draw(self, *, history: bool = False) -> None:
-        """Draw the session's present screen; output goes on at `_position`."""
-        size = self._terminal.size
-        if size is None:
-            return
-        status = self.session.status()
-        screen = replay(self.session, status)
-        if history:
-            self._terminal.put(b"\r\n" * size[0])  # what is on this screen goes into the scrollback
-        elif self._alternate.shown:
-            self._terminal.put(LEAVE_ALTERNATE)
-        self._terminal.put(RESET + screen.redraw(size[0], size[1], history=history))
-        self._alternate.shown = screen.alternate
-        self._position = screen.end
+    def _fit(self, size: dict[str, Any]) -> None:
+        """Draw the screen again if it fits no longer, or again, into the terminal."""
+        if self._shown.too_small(size["rows"], size["cols"]) != self._shown.clipped:
+            self._redraw_at = time.monotonic()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -218,14 +209,17 @@ class Attachment:
             if terminal.waiting:
                 poll.register(terminal.out, select.POLLOUT)
             now = time.monotonic()
-            due = beat if self._redraw_at is None else min(beat, self._redraw_at)
+            due = min(t for t in (beat, self._redraw_at, self._shown.due) if t is not None)
             ready = dict(poll.poll(0 if self.session.pending else max(0.0, due - now) * 1000))
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
             if self._window_changed:
                 self._window_changed = False
-                self._resize()
+                if self._mine:
+                    self._resize()
+                else:
+                    self._redraw_at = time.monotonic()
             if terminal.out in ready and terminal.waiting:
                 terminal.flush()
             try:
@@ -234,6 +228,8 @@ class Attachment:
                 if self.session.fileno() in ready or self.session.pending:
                     self._read_session()
                 self._type()
+                if self._shown.due is not None and time.monotonic() >= self._shown.due:
+                    self._shown.update()
                 if time.monotonic() >= beat:
                     beat = time.monotonic() + HEARTBEAT
                     if self._mine:
@@ -254,14 +250,17 @@ class Attachment:
             if message is None:
                 return
             self._on_message(message)
-            if self._ended is not None or self._terminal.waiting >= _MAX_WAITING:
+            if (
+                self._ended is not None
+                or self._terminal.waiting >= _MAX_WAITING
+                or self._shown.clipped  # slow: look at the keyboard in between
+            ):
                 return
 
     def _on_message(self, message: Output | Event | Answer) -> None:
         if isinstance(message, Output):
             self._position = message.end
-            self._alternate.watch(message.data)
-            self._terminal.put(self._old_output.feed(message.offset, message.data))
+            self._shown.show(message)
             if self._redraw_at is not None and self._gap:
                 self._redraw_at = time.monotonic() + _QUIET
         elif isinstance(message, Event):
@@ -283,6 +282,8 @@ class Attachment:
             self._position = int(body["to"])
             self._gap = True
             self._redraw_at = time.monotonic() + _QUIET
+        elif event.name == "resize":
+            self._fit(body)
         elif event.name == "lease":
             was, self._lease = self._mine, body.get("lease")
             if self._mine and not was:
@@ -394,8 +395,7 @@ class Attachment:
             message = self.session.receive(0)
             if message is not None and not isinstance(message, Output):
                 self._on_message(message)
-        self._draw()
-        self._attach(self._position)
+        self._attach(self._shown.draw(self.session, history=False))
 
     # -- the connection is lost -------------------------------------------------------------------
 

@@ -26,11 +26,12 @@ _LAST_SECONDS = 2.0  # for the terminal to take what still waits when it is left
 
 # Puts a terminal back into the modes that a shell expects.
 RESET = (
+    b"\x1b[?2026l"  # show what comes
     b"\x1b7\x1b[?6l\x1b[r\x1b8"  # reset the margins, keep the cursor
     b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l"
-    b"\x1b[?2004l\x1b[?1l\x1b>\x1b[4l\x1b[?7h\x1b[?25h\x1b(B\x1b)B\x0f\x1b[0 q\x1b[>4m\x1b[m"
+    b"\x1b[?9l\x1b[?2004l\x1b[?2031l\x1b[?2048l\x1b[?1l\x1b>\x1b[4l\x1b[20l\x1b[?7h\x1b[?5l"
+    b"\x1b[?25h\x1b(B\x1b)B\x0f\x1b[0 q\x1b[>4m\x1b]8;;\x1b\\\x1b[m"
 )
-LEAVE_ALTERNATE = b"\x1b[?1049l"
 
 
 class NotShown(OSError):

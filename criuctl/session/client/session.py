@@ -265,6 +265,15 @@ class Session(Wire):
         answer = self._await(self.submit("read", **arguments), "read", ANSWER_TIMEOUT)
         return Output(int(answer.body["from"]), answer.data)
 
+    def kept_screen(self) -> dict[str, Any] | None:
+        """Return the screen that the holder keeps of a full-screen program: ``offset`` behind it,
+        ``since`` where the program began, and in ``base64`` what draws it.  None: there is none.
+        """
+        if "screen" not in self.hello["features"]:
+            return None
+        screen: dict[str, Any] | None = self.request("screen")["screen"]
+        return screen
+
     def subscribe(self, since: int | None = None) -> int:
         """Ask for events; `receive` and `stream` return them.  Return the newest one's sequence.
 

@@ -42,6 +42,7 @@ from .handover import Handover
 from .helper_processes import HelperProcesses
 from .holder_operations import HolderOperations
 from .inside_operations import InsideOperations
+from .kept_screen import KeptScreen
 from .kill import Kills
 from .lease_timer import Leasing
 from .lifetime import Lifetime
@@ -102,8 +103,16 @@ class Holder:
         self.commanding = Commanding(loop, session, self.tree, self.master, self.helpers)
         self.echoes = Echoes(log, self.master.marks)
         self.waits = Waits(session, log, self.lifetime.collect, self.commanding.commands)
+        self.kept_screen = KeptScreen(log, self.modes, self.master, self.helpers)
         self.queries = TerminalQueries(
-            loop, log, self.modes, self.master, self.helpers, self.clients, self.leasing
+            loop,
+            log,
+            self.modes,
+            self.master,
+            self.helpers,
+            self.kept_screen,
+            self.clients,
+            self.leasing,
         )
         self.root_watch = RootWatch(loop, self.tree, identity, self.on_reaped, self.root_ended)
         self.steps = Steps(loop, session, self.files, self.tree, self.events, self.audit)
@@ -195,7 +204,14 @@ class Holder:
         presence = PresenceOperations(clients, leasing, events, audit, self.report.status)
         writing = WriteOperations(session, self.log, master, leasing, events, audit)
         output = OutputOperations(
-            self.loop, session, self.log, self.modes, master, self.lifetime, writing
+            self.loop,
+            session,
+            self.log,
+            self.modes,
+            master,
+            self.lifetime,
+            writing,
+            self.kept_screen,
         )
         waiting = EventOperations(
             self.loop, master, events, self.waits, audit, self.commanding.commands
@@ -424,6 +440,7 @@ class Holder:
     def _on_output(self) -> None:
         self.queries.came()
         self.echoes.look(self.log.end)
+        self.kept_screen.came()
         self.commanding.in_shell.output()
         self.clients.pump_output()
         self.files.timeline.output(self.log.end)  # after the clients, which wait for it
@@ -458,6 +475,7 @@ class Holder:
             **self.lifetime.to_state(),
             **self.events.to_state(),
             "modes": [self.modes.to_dict(), encoded(self.modes.carry)],
+            "screen": self.kept_screen.to_dict(),
             "shell": self.commanding.state(),
             "new_commands": self.commanding.new.to_dict(),
             "until": self.self_fence.until,
@@ -481,6 +499,7 @@ class Holder:
         self.tree.restore(state)
         self.lifetime.restore(state)
         self.helpers.restore(state)
+        self.kept_screen.restore(state.get("screen"))
         self.commanding.restore(state.get("shell") or {})
         self.commanding.new.restore(state.get("new_commands") or {})
         self.master.restore(state)

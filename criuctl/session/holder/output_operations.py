@@ -1,4 +1,4 @@
-"""The operations of every operator on output: attach, detach, read.
+"""The operations of every operator on output: attach, detach, read, screen.
 
 They change nothing of the session, except that `attach` may ask for the lease in the same step, so
 that a terminal has its size before anything is drawn.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..screen.modes import Modes
 from .connection import Connection, Transfer
 from .event_loop import Loop
+from .kept_screen import KeptScreen
 from .lifetime import Lifetime
 from .master import Master
 from .operators import Operator, Refused
@@ -32,13 +33,16 @@ class OutputOperations:
         master: Master,
         lifetime: Lifetime,
         writing: WriteOperations,
+        kept_screen: KeptScreen,
     ) -> None:
         self._loop, self._session, self._log, self._modes = loop, session, log, modes
         self._master, self._lifetime, self._writing = master, lifetime, writing
+        self._kept_screen = kept_screen
         self.operations: Operations = {
             "attach": ("observe", self._attach),
             "detach": ("observe", self._detach),
             "read": ("observe", self._read),
+            "screen": ("observe", self._screen),
         }
 
     def _position(self, message: Message, default: int | str) -> int:
@@ -78,6 +82,9 @@ class OutputOperations:
     def _detach(self, connection: Connection, by: Operator, message: Message) -> Message:
         position, connection.position = connection.position, None
         return {"offset": self._log.end if position is None else position}
+
+    def _screen(self, connection: Connection, by: Operator, message: Message) -> Message:
+        return {"screen": self._kept_screen.to_dict()}
 
     def _read(self, connection: Connection, by: Operator, message: Message) -> Message:
         log = self._log

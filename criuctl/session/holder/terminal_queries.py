@@ -9,7 +9,7 @@ both, for a second answer would be typed text to the program.
 An answer needs no lease, takes none, and is not in the audit log: no person typed it.  Answers are
 given in the order of the queries, into the same queue as all input.  Queries that wait are part of
 the modes, so a checkpoint and a re-exec take them along.  The cursor's place only an emulation of
-the screen knows, which is far too large and too slow for a holder: a child (`screen.cursor`)
+the screen knows, which is far too large and too slow for a holder: a child (`screen.emulate`)
 replays the log, and the holder goes on meanwhile.
 """
 
@@ -18,14 +18,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
-from ..screen import redraw
 from ..screen.modes import Modes
+from ..screen.replay_range import beginning
 from .clients import Clients
 from .event_loop import Loop
 from .helper_processes import HelperProcesses
+from .kept_screen import EMULATOR, KeptScreen
 from .lease_timer import Leasing
 from .master import Chunk, Master
 from .output_log import OutputLog
@@ -38,7 +38,6 @@ _FIXED = {
     **dict.fromkeys((">c", ">0c"), "\x1b[>0;0;0c"),
 }
 _MAX_WAITING = 64  # a program that asks on and on and does not read gets no more
-_PROGRAM = Path(__file__).parents[1] / "screen" / "cursor.py"
 
 
 class TerminalQueries:
@@ -51,11 +50,13 @@ class TerminalQueries:
         modes: Modes,
         master: Master,
         helpers: HelperProcesses,
+        kept_screen: KeptScreen,
         clients: Clients,
         leasing: Leasing,
     ) -> None:
         self._loop, self._log, self._modes, self._master = loop, log, modes, master
-        self._helpers, self._clients, self._leasing = helpers, clients, leasing
+        self._helpers, self._kept_screen = helpers, kept_screen
+        self._clients, self._leasing = clients, leasing
         self._decided = max((offset for offset, _query in modes.asked), default=-1)
         # By the offset of the query; None: it cannot be found out.
         self._cursors: dict[int, tuple[int, int] | None] = {}
@@ -118,13 +119,15 @@ class TerminalQueries:
             with open(memory, "rb") as file:
                 file.seek(0)
                 answer = file.read() if status == 0 else b"{}"
-            self._found(places, json.loads(answer), f"ended with status {status}")
+            self._found(
+                places, json.loads(answer).get("cursors", {}), f"ended with status {status}"
+            )
             self.answer()
 
         try:
             memory = os.memfd_create("criuctl-cursor", os.MFD_CLOEXEC)
             self._write_task(memory, places)
-            self._helpers.start([sys.executable, "-I", str(_PROGRAM)], {0: memory}, ended)
+            self._helpers.start([sys.executable, "-I", str(EMULATOR)], {0: memory}, ended)
         except OSError as error:
             if memory >= 0:
                 os.close(memory)
@@ -134,13 +137,18 @@ class TerminalQueries:
             self._looking = True
 
     def _write_task(self, fd: int, places: list[int]) -> None:
-        """Write what `screen.cursor` reads."""
+        """Write what `screen.emulate` reads."""
         log, since = self._log, self._modes.alternate_since
-        start = redraw.beginning(log.base, places[0], since)
+        start, drawn = beginning(log.base, places[0], since, self._modes.cleared_at), b""
+        whole = start in (0, self._modes.cleared_at)
+        kept = self._kept_screen.current()
+        if kept is not None and start <= kept.offset <= places[0]:
+            start, drawn, whole = max(kept.offset, log.base), kept.drawn, kept.offset >= log.base
         size = {"rows": self._master.rows, "cols": self._master.cols}
-        task = {**size, "start": start, "at": places, "whole": start in (0, since)}
+        task = {**size, "start": start, "at": places, "whole": whole, "drawn": len(drawn)}
         with open(fd, "wb", closefd=False) as file:
-            file.write(json.dumps(task).encode() + b"\n" + log.read(start, places[-1]))
+            file.write(json.dumps(task).encode() + b"\n" + drawn)
+            file.write(log.read(start, places[-1]))
 
     def _found(self, places: list[int], cursors: dict[str, Any], why: str) -> None:
         if not cursors and not self._complained:

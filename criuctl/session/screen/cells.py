@@ -1,92 +1,221 @@
-"""Lines of a `Screen` as text, plain or with colours and attributes, and the cursor's place."""
+"""Lines of a screen: their cells, and the same as text with or without colours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from pyte import graphics
-from pyte.screens import Char, wcwidth
+from .pen import DEFAULT, Pen, change
+from .widths import NARROW
 
-BLANK = Char(" ")
-
-_FOREGROUND = {
-    name: number
-    for table in (graphics.FG_ANSI, graphics.FG_AIXTERM)
-    for number, name in table.items()
-}
-_BACKGROUND = {
-    name: number
-    for table in (graphics.BG_ANSI, graphics.BG_AIXTERM)
-    for number, name in table.items()
-}
-_ATTRIBUTES = (
-    ("bold", 1),
-    ("italics", 3),
-    ("underscore", 4),
-    ("blink", 5),
-    ("reverse", 7),
-    ("strikethrough", 9),
-)
+# A line that is not written to any more: pieces of text of one pen each, or text of the default.
+Runs = str | Sequence[tuple[str, Pen]]
 
 
-def plain(line: Mapping[int, Char], columns: int) -> str:
+# Single characters that all terminals give the same width: narrow ones, and those of East Asia.
+_CERTAIN = re.compile(rf"[{NARROW}\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]")
+
+
+class Line:
+    """Cells from the first column on; what is beyond the last one is blank.
+
+    ``cells`` is what each of them shows: a grapheme cluster, or "" for the second half of the wide
+    one before it.  ``pens`` is what they are drawn with.  Most lines are only ever written from
+    left to right, with narrow characters: these are kept as runs until the cells are needed.
+    """
+
+    __slots__ = ("_cells", "_pens", "_runs", "_size")
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[str, Pen]] | None = []
+        self._size = 0  # of the runs
+        self._cells: list[str] = []
+        self._pens: list[Pen] = []
+
+    @property
+    def cells(self) -> list[str]:
+        """Return its cells, to read and to change."""
+        if self._runs is not None:
+            self._expand()
+        return self._cells
+
+    @property
+    def pens(self) -> list[Pen]:
+        """Return the pens of its cells, to read and to change."""
+        if self._runs is not None:
+            self._expand()
+        return self._pens
+
+    def put(self, x: int, text: str, pen: Pen) -> None:
+        """Show characters of one column each from column `x` on."""
+        if self._runs is not None and x == self._size:
+            if x and self._runs[-1][1] == pen:
+                self._runs[-1] = (self._runs[-1][0] + text, pen)
+            else:
+                self._runs.append((text, pen))
+            self._size += len(text)
+        else:
+            self.put_cells(x, text, pen)
+
+    def put_cells(self, x: int, cells: Sequence[str], pen: Pen) -> None:
+        """Show `cells`, which are a whole number of clusters, from column `x` on."""
+        mine, end = self.cells, x + len(cells)
+        size = len(mine)
+        if x > size:
+            self.pad(x)
+        elif x < size:
+            if mine[x] == "":
+                self.split(x)
+            if end < size and mine[end] == "":
+                self.split(end)
+        mine[x:end] = cells
+        self._pens[x:end] = [pen] * len(cells)
+
+    def _expand(self) -> None:
+        """Make cells of the runs."""
+        for text, pen in self._runs or ():
+            self._cells += text
+            self._pens += [pen] * len(text)
+        self._runs = None
+
+    def pad(self, end: int, pen: Pen = DEFAULT) -> None:
+        """Make the cells below column `end` exist."""
+        count = end - len(self.cells)
+        if count > 0:
+            self._cells += [" "] * count
+            self._pens += [pen] * count
+
+    def clear(self) -> None:
+        """Make all of it blank."""
+        if self._size or self._cells:
+            self.__init__()  # type: ignore[misc]
+
+    def split(self, x: int) -> None:
+        """Make both halves of a wide character blank if a change begins or ends between them."""
+        if 0 < x < len(self.cells) and self._cells[x] == "":
+            self._cells[x - 1] = self._cells[x] = " "
+
+    def erase(self, start: int, end: int, pen: Pen) -> None:
+        """Make cells blank; `pen` is their background."""
+        if start == 0 and end >= max(self._size, len(self._cells)):
+            self.clear()
+            if pen != DEFAULT:
+                self.put(0, " " * end, pen)
+            return
+        self.split(start)
+        self.split(end)
+        if pen == DEFAULT:
+            if end >= len(self._cells):
+                del self._cells[start:], self._pens[start:]
+                return
+        else:
+            self.pad(start)
+        self._cells[start:end] = [" "] * (end - start)
+        self._pens[start:end] = [pen] * (end - start)
+
+    def insert(self, x: int, count: int, columns: int, pen: Pen) -> None:
+        """Move the cells from `x` on to the right, and leave blank ones."""
+        if x >= len(self.cells) and pen == DEFAULT:
+            return
+        self.pad(x)
+        self.split(x)
+        self._cells[x:x] = [" "] * count
+        self._pens[x:x] = [pen] * count
+        self.split(columns)
+        del self._cells[columns:], self._pens[columns:]
+
+    def delete(self, x: int, count: int, columns: int, pen: Pen) -> None:
+        """Move the cells behind `count` of them to the left; blank ones come in."""
+        if pen != DEFAULT:
+            self.pad(columns)
+        self.split(x)
+        self.split(x + count)
+        del self._cells[x : x + count], self._pens[x : x + count]
+        if pen != DEFAULT:
+            self.pad(columns, pen)
+
+    def runs(self) -> Runs:
+        """Return its text in pieces of one pen each, without default blanks at its end."""
+        if self._runs is not None:
+            return _trimmed(self._runs)
+        cells, pens = self._cells, self._pens
+        found, start = list[tuple[str, Pen]](), 0
+        for pen, group in groupby(pens):
+            end = start + len(list(group))
+            found.append(("".join(cells[start:end]), pen))
+            start = end
+        return _trimmed(found)
+
+    def clipped(self, left: int, right: int) -> Line:
+        """Return the cells of these columns; half a wide character is blank."""
+        part = Line()
+        part.cells.extend(self.cells[left:right])
+        part.pens.extend(self.pens[left:right])
+        if part.cells and part.cells[0] == "":
+            part.cells[0] = " "
+        if part.cells and right < len(self.cells) and self.cells[right] == "":
+            part.cells[-1] = " "
+        return part
+
+
+def _trimmed(runs: list[tuple[str, Pen]]) -> Runs:
+    """Return runs without default blanks at their end."""
+    last = len(runs)
+    while last and runs[last - 1][1] == DEFAULT:
+        text = runs[last - 1][0].rstrip(" ")
+        if text:
+            if last == 1:
+                return text
+            return (*runs[: last - 1], (text, DEFAULT))
+        last -= 1
+    return tuple(runs[:last]) if last else ""
+
+
+def plain(runs: Runs) -> str:
     """Return one line as text, without blanks at its end."""
-    last = max((x for x in line if x < columns), default=-1)
-    return "".join(text_of(line, x, columns) for x in range(last + 1)).rstrip(" ")
+    if isinstance(runs, str):
+        return runs
+    return "".join([text for text, _ in runs]).rstrip(" ")
 
 
-def text_of(line: Mapping[int, Char], x: int, columns: int) -> str:
-    """Return what cell `x` shows: "" for half of an overwritten wide character."""
-    data = line[x].data
-    if _stub(data):
-        return data if x and _wide(line[x - 1].data) else " "
-    if _wide(data) and (x + 1 >= columns or not _stub(line[x + 1].data)):
-        return " "
-    return data
-
-
-def _stub(data: str) -> bool:
-    """Return whether this is the second half of a wide character, perhaps with an accent."""
-    return data == "" or (data > "\x7f" and wcwidth(data[0]) == 0)
-
-
-def _wide(data: str) -> bool:
-    return data > "\u10ff" and wcwidth(data[0]) == 2
-
-
-def styled(line: Mapping[int, Char], columns: int) -> str:
+def styled(runs: Runs) -> str:
     """Return one line with its renditions; it begins and ends with the default one.
 
     Erased cells with a colour belong to the line.
     """
-    last = max((x for x, char in line.items() if x < columns and char != BLANK), default=-1)
-    out, now = [], BLANK
-    for x in range(last + 1):
-        char = line[x]
-        if char[1:] != now[1:]:
-            out.append(rendition(char))
-            now = char
-        out.append(text_of(line, x, columns))
-    if now[1:] != BLANK[1:]:
-        out.append("\x1b[m")
+    if isinstance(runs, str):
+        return runs
+    out, now = [], DEFAULT
+    for text, pen in runs:
+        out += [change(now, pen), text]
+        now = pen
+    out.append(change(now, DEFAULT))
     return "".join(out)
 
 
-def rendition(char: Char) -> str:
-    """Return the sequence that makes a terminal draw as this cell is drawn."""
-    codes = ["0", *(str(code) for name, code in _ATTRIBUTES if getattr(char, name))]
-    for colour, names, extended in ((char.fg, _FOREGROUND, 38), (char.bg, _BACKGROUND, 48)):
-        if colour in names:
-            if colour != "default":
-                codes.append(str(names[colour]))
-        else:
-            codes.append(
-                f"{extended};2;{int(colour[0:2], 16)};{int(colour[2:4], 16)};{int(colour[4:6], 16)}"
-            )
-    return f"\x1b[{';'.join(codes)}m"
+def placed(line: Line, y: int) -> Iterable[str]:
+    """Yield what draws a line in row `y` (from 0) of a terminal whose rows are blank.
 
-
-def position(cursor: Any, rows: int, columns: int) -> str:
-    """Return the sequence that puts the cursor in place on a terminal that may be smaller."""
-    return f"\x1b[{min(cursor.y, rows - 1) + 1};{min(cursor.x, columns - 1) + 1}H"
+    Terminals disagree about the width of rare characters: after each, the column is set.
+    """
+    cells, pens, now = line.cells, line.pens, DEFAULT
+    size = len(cells)
+    while size and cells[size - 1] == " " and pens[size - 1] == DEFAULT:
+        size -= 1
+    if not size:
+        return
+    yield f"\x1b[{y + 1};1H"
+    for x in range(size):
+        cell, pen = cells[x], pens[x]
+        if cell == "":
+            continue
+        if pen is not now and pen != now:
+            yield change(now, pen)
+            now = pen
+        yield cell
+        if not _CERTAIN.fullmatch(cell):
+            columns = 2 if x + 1 < len(cells) and cells[x + 1] == "" else 1
+            if x + columns < size:
+                yield f"\x1b[{x + columns + 1}G"
+    yield change(now, DEFAULT)

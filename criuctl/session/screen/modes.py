@@ -17,16 +17,19 @@ _SMALL = 4096  # bytes that may be copied to be joined with what was carried ove
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
     # DECSET, DECRST, DECSTR, ED; queries
-    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"
+    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c)"
+    rb"|([<>=])([0-9]{0,4})(?:;([0-9]))?u|>4(?:;([0-9]))?m)"  # how keys are reported
     rb"|(c)|([=>])"  # RIS, DECKPAM and DECKPNM
     rb"|\][02];([^\x07\x1b\x00]{0,400})(?:\x07|\x1b\\)"  # title
     rb")"
 )
 _BEGINNING = re.compile(
-    rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[02356]|>0?)?|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z"
+    rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[02356]|[<>=][0-9]{0,4}(?:;[0-9]?)?)?"
+    rb"|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z"
 )
 _MOUSE = frozenset((9, 1000, 1001, 1002, 1003, 1005, 1006, 1015, 1016))
 _ALTERNATE = frozenset((47, 1047, 1049))
+_MAX_KEYBOARD = 16  # entries of a stack
 
 
 @dataclass(slots=True)
@@ -41,6 +44,10 @@ class Modes:
     cursor_keys: bool = False
     cursor_visible: bool = True
     title: str = ""
+    # The stacks of kitty's keyboard modes: of the screen that is shown, and of the other one.
+    keyboard: list[int] = field(default_factory=list)
+    other_keyboard: list[int] = field(default_factory=list)
+    modify_other_keys: int = 0
     alternate_since: int | None = None
     cleared_at: int | None = None
     # Queries without an answer: (offset behind it, query).
@@ -88,7 +95,9 @@ class Modes:
         return modes
 
     def _apply(self, match: re.Match[bytes], offset: int) -> None:
-        numbers, switch, soft_reset, erase, query, reset, keypad, title = match.groups()
+        numbers, switch, soft_reset, erase, query, stack, flags, how, keys, reset, keypad, title = (
+            match.groups()
+        )
         if numbers is not None:
             for number in numbers.split(b";"):
                 if number:
@@ -98,6 +107,8 @@ class Modes:
                 self.cleared_at = offset + match.start()
         elif query is not None:
             self.asked.append((offset + match.end(), query.decode()))
+        elif stack is not None:
+            change_keyboard(self.keyboard, stack.decode(), int(flags or 0), int(how or 0))
         elif keypad is not None:
             self.keypad = keypad == b"="
         elif title is not None:
@@ -107,9 +118,13 @@ class Modes:
         elif soft_reset is not None:
             self.keypad = self.cursor_keys = False
             self.cursor_visible = True
+        else:
+            self.modify_other_keys = int(keys or 0)
 
     def _private(self, number: int, on: bool, at: int) -> None:
         if number in _ALTERNATE:
+            if on != self.alternate:
+                self.keyboard, self.other_keyboard = self.other_keyboard, self.keyboard
             if on and not self.alternate:
                 self.alternate_since = at
             self.alternate = on
@@ -126,3 +141,15 @@ class Modes:
             self.cursor_keys = on
         elif number == 25:
             self.cursor_visible = on
+
+
+def change_keyboard(stack: list[int], what: str, flags: int, how: int) -> None:
+    """Push, pop or set (`what`: ``>``, ``<``, ``=``) modes of kitty's keyboard protocol."""
+    if what == ">":
+        stack.append(flags)
+        del stack[:-_MAX_KEYBOARD]
+    elif what == "<":
+        del stack[max(0, len(stack) - (flags or 1)) :]
+    else:
+        now = stack.pop() if stack else 0
+        stack.append(now | flags if how == 2 else now & ~flags if how == 3 else flags)

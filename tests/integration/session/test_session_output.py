@@ -18,6 +18,7 @@ from support.keeper import wait_until
 from criuctl.errors import SessionGone, TimedOut
 from criuctl.session.client.session import Event, Output, Session
 from criuctl.session.holder.output_log import read_file
+from criuctl.session.screen.replay import replay
 
 pytestmark = pytest.mark.integration
 
@@ -194,6 +195,46 @@ def test_a_new_program_that_does_not_start_is_not_tried(holders: Holders, tmp_pa
         client.request("reexec", code=str(tmp_path))
     client.send("still here\n")
     assert client.wait_match("still here", since="start", timeout=TIMEOUT)
+
+
+# A full-screen program that draws its frame once, then a counter again and again: 38 bytes each.
+_DRAWING = r"""
+import sys
+sys.stdout.write("main\r\n\x1b[?1049h\x1b[H\x1b[1;38;5;200mframe\x1b[m\x1b[24;1Hfoot")
+for number in range(int(sys.argv[1])):
+    sys.stdout.write(f"\x1b[12;10H\x1b[3{number % 8}m{number:022}\x1b[m")
+sys.stdout.write("\x1b[13;1Hdrawn")
+sys.stdout.flush()
+for line in sys.stdin:
+    sys.stdout.write("\x1b[14;1H" + line)
+    sys.stdout.flush()
+"""
+
+
+def test_a_full_screen_program_that_has_printed_much_is_drawn_as_it_is(holders: Holders) -> None:
+    """Its frame is in the output no more; the screen is kept, across a re-exec too."""
+    count = 120_000
+    holders.start(sys.executable, "-c", _DRAWING, str(count), scrollback=2 << 20)
+    client = holders.connect()
+    client.wait_output(count * 38, 120)
+
+    def kept() -> bool:
+        screen, end = client.kept_screen(), client.status()["offset"]
+        return screen is not None and end - screen["offset"] < 1 << 20
+
+    wait_until(kept, 120, "the screen is kept, not long ago")
+    status = client.status()
+    assert status["base"] > status["modes"]["alternate_since"]
+    for _ in range(2):
+        screen = replay(client, client.status())
+        assert screen.alternate and screen.end == client.status()["offset"]
+        assert (screen.text()[0], screen.text()[23]) == ("frame", "foot")
+        assert screen.ansi()[0] == "\x1b[0;1;38;5;200mframe\x1b[m"
+        assert screen.text()[11:13] == [" " * 9 + f"{count - 1:022}", "drawn"]
+        assert screen.scrollback() == ["main"]
+        client.reexec()
+    status = client.status()
+    assert status["rows"] == 24
 
 
 def test_long_folders_do_not_matter(holders: Holders) -> None:

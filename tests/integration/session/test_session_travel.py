@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import Criuctl
@@ -20,6 +21,7 @@ from support.keeper import wait_until
 from support.pauses import paused
 from support.travel import Desk, Travel
 
+from criuctl.session.screen.replay import replay
 from criuctl.session.sessions import state_of
 
 pytestmark = pytest.mark.integration
@@ -364,6 +366,25 @@ def test_a_snapshot_and_its_copy(travel: Travel) -> None:
     desk.type("both\r")
     desk.expect("'both'")
     assert "copied" not in desk.log()
+
+
+def test_the_kept_screen_of_a_full_screen_program_comes_along(travel: Travel) -> None:
+    updates = "yes \"$(printf '\\033[5;5Hmore')\" | tr -d '\\n' | head -c 3M"
+    program = f"printf '\\033[?1049h\\033[Hframe'; {updates}; printf '\\033[9;9Hready'; exec cat"
+    desk = travel.start("sh", "-c", program)
+    desk.expect("ready")
+
+    def kept() -> dict[str, Any] | None:
+        screen = desk.client.kept_screen()
+        return screen if screen is not None and screen["offset"] > 2 << 20 else None
+
+    before = wait_until(kept, TIMEOUT, "a screen is kept")
+    travel.away()
+    travel.back()
+    client = travel.desk("s").client
+    assert client.kept_screen() == before
+    screen = replay(client, client.status())
+    assert screen.alternate and screen.text()[0] == "frame" and screen.text()[8].endswith("ready")
 
 
 COUNTING = """

@@ -4,6 +4,7 @@ killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import psutil
 import pytest
 from support.keeper import wait_until
@@ -132,18 +134,19 @@ def test_one_writes_at_a_time(operators: Operators) -> None:
     second.expect(rb"not typed")
     watcher.send(b"echo never\r")
     first.send(b"echo one two | tr a-z A-Z; stty size\r")
-    for window in (first, second, watcher):
-        window.expect(rb"ONE TWO\r\n24 80\r\n")  # nor did anybody else's window change the size
+    for window in (first, second):
+        window.expect(rb"ONE TWO\r\n24 80\r\n")  # nor did another window change the size
+    watcher.expect(rb"ONE TWO[^\n]*24 80")  # drawn, because that window is smaller
     taker = operators.window("attach", "work", "--take", rows=33)
     taker.expect(rb"ONE TWO")
     taker.send(b"echo taken | tr a-z A-Z; stty size\r")
-    first.expect(rb"TAKEN\r\n33 80\r\n")
+    first.expect(rb"TAKEN[^\n]*33 80")
     first.send(b"y")
     first.expect(rb"not typed")
     taker.send(b"\x1d")
     assert ended(taker) == 0
     first.send(b"echo again | tr a-z A-Z\r")  # the lease is free: who types has it
-    first.expect(rb"AGAIN\r\n")
+    first.expect(rb"AGAIN")
     assert "never" not in operators("capture", "work")["lines"]
     lease = operators("status", "work")["lease"]
     assert (lease["name"], lease["kind"]) == ("tester", "human")
@@ -303,3 +306,63 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
         "-p 2222 -- me@far.example criuctl attach --stdio work" in (tmp_path / "calls").read_text()
     )
     assert ended(operators.window("attach", "ssh://far/none", env=env)) == 3
+
+
+def test_a_smaller_window_shows_the_part_around_the_cursor(operators: Operators) -> None:
+    program = r"""
+        stty -echo; printf '\033[2J\033[Htop left\033[2;100Htop right\033[34;101Hbottom right'
+        read line; printf '\033[1;3H'
+        read line; printf '\033[34;110Hend'
+        read line
+    """
+    writer = operators.window(
+        "run", "--name", "wide", "--", "sh", "-c", program, rows=34, columns=120
+    )
+    writer.expect(rb"bottom right")
+    window, drawn = operators.window("attach", "wide", "--read-only"), Screen(80, 24)
+
+    def shows(text: str, row: int, column: int) -> bool:
+        with contextlib.suppress(pexpect.TIMEOUT):
+            drawn.feed(window.read_nonblocking(65536, timeout=0.1))
+        return drawn.text()[row][column:].startswith(text)
+
+    wait_until(lambda: shows("bottom right", 23, 67), TIMEOUT, "the part with the cursor")
+    assert not any("top" in line for line in drawn.text())
+    assert (drawn.cursor.y, drawn.cursor.x) == (23, 79)
+    writer.send(b"\r")
+    wait_until(
+        lambda: shows("top left", 0, 0), TIMEOUT, "the part with the cursor, which went home"
+    )
+    assert not any("right" in line for line in drawn.text())
+    # A window that is large enough shows all of it, and a writer's window is the session's size.
+    window.setwinsize(34, 120)
+    drawn = Screen(120, 34)
+    wait_until(lambda: shows("top right", 1, 99), TIMEOUT, "all of it")
+    window.setwinsize(24, 80)
+    drawn = Screen(80, 24)
+    wait_until(lambda: shows("top left", 0, 0), TIMEOUT, "a part again")
+    writer.setwinsize(24, 80)
+    wait_until(lambda: operators("status", "wide")["cols"] == 80, TIMEOUT, "the new size")
+    writer.send(b"\r\r")
+    assert ended(writer) == 0 and ended(window) == 0
+
+
+def test_what_a_program_changed_comes_back_and_is_undone_again(operators: Operators) -> None:
+    """Kitty's keyboard modes, colours, synchronized output, links; printed before the attach."""
+    program = r"""
+        printf '\033]11;#102030\007\033[?1049h\033[>5u\033[?2004h\033]8;;http://a.example/\007link'
+        printf '\033]8;;\007 \033[4:3;38;5;200mcurly\033[m \033[?2026hready'
+        exec cat
+    """
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", program)
+    operators("wait", "work", "--match", "ready", "--since", 0, "--timeout", TIMEOUT)
+    window = operators.window("attach", "work")
+    window.expect(literally("\x1b]11;#102030\x1b\\"))
+    window.expect(literally("\x1b[?2004h\x1b[>5u"))
+    window.expect(literally("\x1b]8;;http://a.example/\x1b\\link\x1b]8;;\x1b\\"))
+    window.expect(literally("\x1b[0;4:3;38;5;200mcurly\x1b[m ready"))
+    window.send(b"\x1d")
+    window.expect(literally("\x1b[<64u\x1b[=0u\x1b[?1049l\x1b[<64u\x1b[=0u\x1b]111\x1b\\"))
+    window.expect(literally("\x1b[?2026l"))
+    window.expect(literally("\x1b[?2004l"))
+    assert ended(window) == 0

@@ -18,8 +18,9 @@ from criuctl.errors import SessionGone, TimedOut
 from criuctl.session.client.attach import Attachment, Ended
 from criuctl.session.client.reconnect import Moved, Reconnection
 from criuctl.session.client.session import Session
+from criuctl.session.client.shown_screen import ShownScreen
 
-ATTACHED = {"lease": None, "offset": 7, "end": 7, "state": "running"}
+ATTACHED = {"lease": None, "offset": 7, "end": 7, "state": "running", "rows": 24, "cols": 80}
 
 
 class Link:
@@ -74,6 +75,7 @@ def attachment(connect: Any, stdin: int) -> Attachment:
         stdin=stdin, keyboard=False, is_terminal=False, size=None, waiting=0, out=1
     )
     made._terminal = terminal  # type: ignore[assignment]
+    made._shown = ShownScreen(terminal)  # type: ignore[arg-type]
     return made
 
 

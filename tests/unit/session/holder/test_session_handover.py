@@ -18,6 +18,7 @@ from criuctl.session.holder import cgroup
 from criuctl.session.holder.audit_log import AuditLog
 from criuctl.session.holder.base64_text import decoded
 from criuctl.session.holder.holder import Holder
+from criuctl.session.holder.kept_screen import Kept
 from criuctl.session.holder.master import Chunk
 from criuctl.session.holder.output_log import OutputLog
 from criuctl.session.holder.session_files import SessionFiles
@@ -31,7 +32,7 @@ KEYS = {
     "checkpoint", "linger", "sequence", "audit", "events", "log", "modes", "root", "stopped",
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
     "operators", "ceilings", "lease", "soft", "lease_held", "echoes", "listener",
-    "connections", "waits", "shell", "reserved", "new_commands", "inside",
+    "connections", "waits", "shell", "reserved", "new_commands", "inside", "screen",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {
@@ -47,6 +48,7 @@ LATER = {
     "reserved",
     "new_commands",
     "inside",
+    "screen",
 }
 
 
@@ -66,7 +68,7 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
         "s", "0" * 32, 3, ["sh", "-c", "x"], 12.5, {"a": "b"}, {"host": "h"}, {"init": 0}
     )
     files = SessionFiles(tmp_path, tmp_path, log, AuditLog(tmp_path / "audit.jsonl"), identity.id)
-    made = Holder(identity, files, Modes(title="t", carry=b"\x1b["))
+    made = Holder(identity, files, Modes(title="t", alternate_since=100, carry=b"\x1b["))
     session, tree, authority = made.session, made.tree, made.leasing.authority
     session.paused_by, session.halted, session.input_offset, session.checkpoint_id = (
         {"name": "x"},
@@ -88,6 +90,7 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
     made.master.hold(True)
     made.master.put(Chunk(b"typed\xff", client.operator.who(), "human", ours.fileno(), 18))
     made.master.resize(31, 99, 5, 6)
+    made.kept_screen.restore({"offset": 105, "since": 100, "base64": "eA=="})
     made.lifetime.linger, made.lifetime.collected = 77.0, True
     made.events.emit("paused", by=None)
     log.flush()
@@ -128,6 +131,7 @@ def test_all_of_it_is_in_the_state_of_the_next_program(before: Holder) -> None:
     assert set(state) == KEYS
     with handed_over(state) as after:
         assert json.loads(json.dumps(after.to_state())) == state
+        assert after.kept_screen.current() == Kept(105, 100, b"x")
         assert after.report.status()["operators"] == before.report.status()["operators"]
 
 

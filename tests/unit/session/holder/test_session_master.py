@@ -111,7 +111,7 @@ def test_what_a_holder_imports_stays_small() -> None:
         "asyncio",
         "yaml",
         "click",
-        "pyte",
+        "wcwidth",
         "pycriu",
         "logging",
     }

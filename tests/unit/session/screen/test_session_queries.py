@@ -14,7 +14,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.session.screen import cursor
+from criuctl.session.screen import emulate
 from criuctl.session.screen.modes import Modes
 from criuctl.session.screen.queries import OldOutput
 from criuctl.session.screen.screen import Screen
@@ -92,15 +92,19 @@ def test_where_the_cursor_was_at_each_query(tmp_path: Path) -> None:
     """
     output = b"1mrest\r\nabc\x1b[6n\r\n\x1b[4;7H\x1b[6nlater"
     at = [500 + output.index(b"\r\n\x1b[4"), 500 + output.index(b"later")]
-    task = {"rows": 24, "cols": 80, "start": 500, "at": at, "whole": False}
+    task = {"rows": 24, "cols": 80, "start": 500, "at": at, "whole": False, "drawn": 0}
     file = tmp_path / "task"
     file.write_bytes(json.dumps(task).encode() + b"\n" + output)
     with open(file, "r+b") as stdin:
         subprocess.run(
-            [sys.executable, "-I", cursor.__file__],
+            [sys.executable, "-I", emulate.__file__],
             stdin=stdin,
             check=True,
             timeout=60,
             env=dict(os.environ),
         )
-    assert json.loads(file.read_text()) == {str(at[0]): [1, 4], str(at[1]): [4, 7]}
+    answer = json.loads(file.read_text())
+    assert answer["cursors"] == {str(at[0]): [1, 4], str(at[1]): [4, 7]}
+    drawn = Screen(80, 24)
+    drawn.feed(answer["screen"].encode("latin-1"))
+    assert [line for line in drawn.text() if line] == ["abc", "      later"]

@@ -1,10 +1,12 @@
-"""The screen that a log shows: what pyte lacks, and that a redraw shows the very same."""
+"""The screen that a log shows, and that a redraw shows the very same."""
 
 from __future__ import annotations
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from criuctl.session.screen.drawing import redraw
+from criuctl.session.screen.grid import Cursor
 from criuctl.session.screen.screen import Screen
 
 _PIECES = st.one_of(
@@ -20,6 +22,27 @@ _PIECES = st.one_of(
             b"\x1b[1;31m",
             b"\x1b[38;5;200;48;2;1;2;3m",
             b"\x1b[4:3;38:2::9:8:7m",
+            b"\x1b[2;8;53;58:5:9m",
+            b"\x1b]8;id=1;http://a.example/\x07",
+            b"\x1b]8;;\x1b\\",
+            "⚠️".encode(),
+            "e\u0301".encode(),
+            "\u200d".encode(),
+            "👩🏽\u200d🚀".encode(),
+            "🇩🇪".encode(),
+            b"\x1b[>5u",
+            b"\x1b[=2;2u",
+            b"\x1b[<u",
+            b"\x1b]11;#102030\x07",
+            b"\x1b]4;1;red;2;rgb:1/2/3\x07",
+            b"\x1b]104;1\x07",
+            b"\x1b]111\x07",
+            b"\x1bH",
+            b"\x1b[3g",
+            b"\x1b[20h",
+            b"\x1b[?6h",
+            b"\x1b[?47h",
+            b"\x1b[?1047l",
             b"\x1b[2;4r",
             b"\x1b[r",
             b"\x1b[?1049h",
@@ -65,14 +88,19 @@ _PIECES = st.one_of(
 
 
 def _seen(screen: Screen) -> list[object]:
-    cells = [[screen.buffer[y][x] for x in range(screen.columns)] for y in range(screen.lines)]
-    cursor = screen.cursor
+    """Return all that a program may notice of a screen."""
+    main = None
+    if screen.main is not None:
+        main = [line.runs() for line in screen.main[0]], screen.main[1] or Cursor()
     return [
-        cells,
-        (cursor.y, cursor.x, cursor.hidden, cursor.attrs[1:]),
-        screen.margins,
-        screen.alternate,
-        screen.keypad,
+        [line.runs() for line in screen.rows],
+        screen.cursor,
+        screen.saved or Cursor(),
+        main,
+        (screen.top, screen.bottom, screen.tab_stops),
+        (screen.insert_mode, screen.autowrap, screen.newline, screen.visible, screen.keypad),
+        (screen.modes, screen.cursor_style, screen.modify_other_keys, screen.keyboard),
+        (screen.title, screen.colours),
     ]
 
 
@@ -90,9 +118,8 @@ def test_whatever_was_printed_a_redraw_shows_it_and_pieces_do_not_matter(
     other.feed(output[cut:])
     assert _seen(other) == _seen(screen)
     drawn = Screen(20, 6)
-    drawn.feed(screen.redraw(6, 20))
-    assert drawn.text() == screen.text()
-    assert _seen(drawn)[1:] == _seen(screen)[1:]
+    drawn.feed(redraw(screen, 6, 20))
+    assert _seen(drawn) == _seen(screen)
 
 
 _PARAMETER = st.sampled_from(
@@ -134,7 +161,7 @@ _SEQUENCES = st.builds(
 def test_nothing_that_a_program_prints_is_too_much(pieces: list[bytes]) -> None:
     screen = Screen(20, 6)
     screen.feed(b"".join(pieces))
-    assert screen.redraw(6, 20, history=True) and len(screen.text()) == 6
+    assert redraw(screen, 6, 20, history=True) and len(screen.text()) == 6
     screen.cursor_report()
 
 
@@ -145,7 +172,7 @@ def test_the_alternate_screen_comes_and_goes() -> None:
     screen.feed(b"\x1b[?1049h\x1b[2J\x1b[Hagain")
     assert screen.text()[0] == "again" and screen.alternate
     both = Screen(10, 3)
-    both.feed(screen.redraw(3, 10) + b"\x1b[?1049l")
+    both.feed(redraw(screen, 3, 10) + b"\x1b[?1049l")
     assert both.text() == ["one", "two!", ""]
 
 
@@ -153,7 +180,7 @@ def test_a_test_picture_is_no_larger_than_any_window() -> None:
     small, large = Screen(4, 2), Screen(2048, 1024)
     for screen in (small, large):
         screen.feed(b"\x1b#8")
-    assert small.text() == ["EEEE"] * 2 and not large.buffer
+    assert small.text() == ["EEEE"] * 2 and not any(large.text())
 
 
 def test_what_scrolls_by_is_history() -> None:
@@ -162,7 +189,7 @@ def test_what_scrolls_by_is_history() -> None:
     assert screen.text() == ["6", "7", "end"]
     assert screen.scrollback() == ["2", "3", "4", "5", "6", "7", "end"]
     terminal = Screen(10, 3)
-    terminal.feed(screen.redraw(3, 10, history=True))
+    terminal.feed(redraw(screen, 3, 10, history=True))
     assert terminal.text() == screen.text()
     assert [line for line in terminal.scrollback() if line] == ["2", "3", "4", "5", "6", "7", "end"]
 
@@ -171,5 +198,56 @@ def test_a_smaller_terminal_shows_where_the_cursor_is() -> None:
     screen = Screen(40, 20)
     screen.feed(b"top\x1b[18;30Hhere")
     small = Screen(20, 5)
-    small.feed(screen.redraw(5, 20))
-    assert small.cursor.y in range(5) and small.cursor.x == 19
+    small.feed(redraw(screen, 5, 20))
+    assert (small.cursor.y, small.cursor.x) == (4, 19) and small.text()[4].endswith("here")
+
+
+def test_a_redraw_keeps_attributes_colours_and_links() -> None:
+    output = (
+        "\x1b[2mdim\x1b[m \x1b[8mhidden\x1b[m \x1b[4:3;58:5:9mcurly\x1b[m \x1b[38;5;200mpink\x1b[m "
+        "\x1b]8;id=a;http://a.example/?q=1\x1b\\link\x1b]8;;\x1b\\ \x1b[48:2::1:2:3mblue\x1b[m"
+    )
+    expected = [
+        "\x1b[0;2mdim\x1b[m \x1b[0;8mhidden\x1b[m \x1b[0;4:3;58:5:9mcurly\x1b[m "
+        "\x1b[0;38;5;200mpink\x1b[m \x1b]8;id=a;http://a.example/?q=1\x1b\\link\x1b]8;;\x1b\\ "
+        "\x1b[0;48;2;1;2;3mblue\x1b[m"
+    ]
+    screen = Screen(60, 1)
+    screen.feed(output.encode())
+    drawn = Screen(60, 1)
+    drawn.feed(redraw(screen, 1, 60))
+    assert screen.ansi() == drawn.ansi() == expected
+
+
+def test_characters_without_a_width_lose_nothing() -> None:
+    for text in (
+        "⚠️  Warning: the database will be DELETED",
+        "a\u200bb\u200dc\u200fd\ufeffe\u2060f",
+        "e\u0301 🇩🇪 👩🏽\u200d🚀 ❤️ 가 end",
+    ):
+        screen = Screen(60, 2)
+        screen.feed(text.encode())
+        drawn = Screen(60, 2)
+        drawn.feed(redraw(screen, 2, 60))
+        assert screen.text() == drawn.text() == [text, ""]
+        assert screen.scrollback() == [text]
+
+
+def test_what_scrolls_through_at_once_is_the_same_as_line_by_line() -> None:
+    lines = [b"%d %s" % (n, b"x" * (n % 25)) for n in range(60)] + [b"", b"end"]
+    for before in (
+        b"",
+        b"\x1b[31mone\r\ntwo",
+        b"\x1b[?1049h",
+        b"\x1b[2;3r",
+        b"\x1b[4h",
+        b"\x1b[44m",
+    ):
+        whole, parts = Screen(10, 4, history=30), Screen(10, 4, history=30)
+        whole.feed(before + b"\r\n".join(lines) + b"\r\n")
+        parts.feed(before)
+        for line in lines:
+            parts.feed(line)
+            parts.feed(b"\r\n")
+        assert _seen(whole) == _seen(parts)
+        assert whole.scrollback(ansi=True) == parts.scrollback(ansi=True)
