@@ -331,6 +331,15 @@ def _follow(
     return _result(name, followed, kept)
 
 
+def interrupt(config: Config, name: str, command_id: str) -> dict[str, Any]:
+    """Interrupt a command, and return it when it has ended, or after a few seconds."""
+    with connect(config, name, kind="agent", role="write") as session:
+        _check_version(session, name)
+        commands.record_of(session, command_id)
+        session.request("command-kill", command=command_id, grace=None)
+    return wait(config, name, command_id, _ENDS)
+
+
 def kill(config: Config, name: str, command_id: str, grace: float) -> dict[str, Any]:
     """End a command: interrupt it, kill it after `grace` seconds; return it when it has ended."""
     with connect(config, name, kind="agent", role="write") as session:

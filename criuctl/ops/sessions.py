@@ -28,6 +28,7 @@ from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
+from . import acting
 from .environment import credentials, inherited
 
 if TYPE_CHECKING:
@@ -82,21 +83,22 @@ def run(
     hooks: bool = True,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
+    cwd: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, and is carried along when the session moves to
-    another host. With `hooks`, an interactive shell reports its prompts and takes commands
-    (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
-    a kernel that lacks them.
+    It starts in `cwd`, by default the current folder; or in the folder `workspace`, which is
+    carried along when the session moves to another host. With `hooks`, an interactive shell reports
+    its prompts and takes commands (`session.launch.shell_hooks`). Without `io_uring` or `mptcp`
+    (Multipath TCP) the session finds a kernel that lacks them.
 
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
     """
     from ..session.launch.daemon import HolderSpec, start_holder
 
-    folder = _starting_folder(config, argv, workspace)
+    folder = _starting_folder(config, argv, workspace, cwd)
     variables = inherited(os.environ if env is None else env)
     carried = credentials(variables, config)
     with ExitStack() as reserved:
@@ -147,7 +149,9 @@ def run(
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
 
 
-def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None) -> str:
+def _starting_folder(
+    config: Config, argv: Sequence[str], workspace: str | None, cwd: str | None
+) -> str:
     """Return where the session starts; raise for a request that cannot be served."""
     check_open(config)
     around = inside(config)
@@ -163,7 +167,7 @@ def _starting_folder(config: Config, argv: Sequence[str], workspace: str | None)
     if workspace == "":
         raise UsageError("'' is no folder to start in")
     try:
-        folder = os.path.abspath(workspace or os.getcwd())
+        folder = os.path.abspath(workspace or cwd or os.getcwd())
     except FileNotFoundError:
         raise UsageError(
             "the current folder is gone",
@@ -394,17 +398,27 @@ def connect(
 ) -> Session:
     """Connect to the holder of session `name`. `NotFound` says why there is none, `NotHeld` that it
     runs without one.
+
+    Inside a call of a client (`acting`), as that client: it decides kind, operator and `resume`,
+    and limits the role.
     """
     from ..session.client.session import Session
+
+    def open_(role: str, resume: tuple[str, str] | None) -> Session:
+        return Session.connect(
+            name, config=config, kind=kind, role=role, operator=operator, resume=resume
+        )
 
     try:
         names.check_name(name)
     except InvalidName as error:
         raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
+    call = acting.current()
     try:
-        return Session.connect(
-            name, config=config, kind=kind, role=role, operator=operator, resume=resume
-        )
+        if call is None:
+            return open_(role, resume)
+        kind, operator = "agent", call.client.name
+        return call.connect(name, role, open_)
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:

@@ -67,6 +67,7 @@ class Session(Wire):
         `resume` is (operator id, token) of a connection that was lost: go on as that operator.
         """
         self._closed = False
+        self.comes_back = False  # leaving a ``with`` block keeps the operator, for `resume`
         try:
             super().__init__(sock, f"criuctl/{__version__}")
             hello: dict[str, Any] = {
@@ -399,6 +400,11 @@ class Session(Wire):
                 self.request("bye", timeout=_GIVE_UP)
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this end has closed the connection."""
+        return self._closed
+
     def close(self) -> None:
         """Close the connection; the operator may come back with `resume`."""
         self._closed = True
@@ -413,7 +419,10 @@ class Session(Wire):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave()
+        if self.comes_back:
+            self.close()
+        else:
+            self.leave()
 
     # -- inside -----------------------------------------------------------------------------------
 
