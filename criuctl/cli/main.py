@@ -89,6 +89,9 @@ COMMANDS: dict[str, Entry] = {
         "Serve a page for the browser: sessions, checkpoints, terminals.",
         "Sessions",
     ),
+    "mcp": Entry(
+        f"{_HERE}.mcp:mcp", "Serve sessions to agents: Model Context Protocol.", "Sessions"
+    ),
     "check": Entry(
         f"{_HERE}.check:check", "Check whether a process tree can be dumped.", "Checkpoints"
     ),

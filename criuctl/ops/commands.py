@@ -283,9 +283,17 @@ def run_typed(
     return body | {"error": TimedOut(typed.late).to_dict()} if typed.late else body
 
 
-def wait(config: Config, name: str, command_id: str, timeout: float | None) -> dict[str, Any]:
-    """Wait until a command has ended; its output is in the answer."""
-    return _follow(config, name, command_id, None, None, timeout, plain=False)
+def wait(
+    config: Config,
+    name: str,
+    command_id: str,
+    timeout: float | None,
+    *,
+    since: int | None = None,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Wait until a command has ended; its output, from `since` on, is in the answer."""
+    return _follow(config, name, command_id, None, since, timeout, plain=plain)
 
 
 def output(
