@@ -6,6 +6,7 @@
 - `service`: the state behind them: the clients, and threads for what blocks.
 - `operations`: dumps and restores, which are criuctl commands of their own.
 - `access`: the one module that talks to sessions.
+- `patterns`: searching for a client's pattern, which may be hostile.
 - `bounds`: what programs have printed, made harmless, cut to a length, and marked as data.
 
 The top-level package ``mcp`` is the protocol's official SDK; this one is ``criuctl.mcp``.

@@ -21,7 +21,7 @@ from ..ops.logs import left_output
 from ..session.client.commands import New
 from ..session.protocol import ROLES
 from ..session.screen.plain_text import strip
-from . import bounds
+from . import bounds, patterns
 from .bounds import DATA
 
 _MOST_SESSIONS, _MOST_PROCESSES = 200, 500  # in one answer
@@ -228,7 +228,9 @@ class Access:
         if until == "match":
             if not pattern:
                 raise UsageError("until=match needs a pattern")
-            return output.wait_match(self._config, name, pattern, since, seconds)
+            return output.wait_match(
+                self._config, name, pattern, since, seconds, search=patterns.search
+            )
         if until == "prompt":
             return output.wait_prompt(self._config, name, since, seconds)
         return output.wait_reading(self._config, name, seconds)

@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config import Config
 from ..errors import (
@@ -236,14 +236,35 @@ def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) 
         return {"session": name, "state": session.status()["state"], "offset": offset}
 
 
+class Found(NamedTuple):
+    """A match: its text, and those of its groups."""
+
+    text: str
+    groups: tuple[str | None, ...]
+
+
+def search(pattern: str, text: str) -> Found | None:
+    """Return the first match of a regular expression, or None."""
+    match = re.compile(pattern, re.MULTILINE).search(text)
+    return None if match is None else Found(match[0], match.groups())
+
+
 def wait_match(
-    config: Config, name: str, pattern: str, since: int | None, timeout: float | None
+    config: Config,
+    name: str,
+    pattern: str,
+    since: int | None,
+    timeout: float | None,
+    *,
+    search: Callable[[str, str], Found | None] = search,
 ) -> dict[str, Any]:
     """Wait until `pattern` is in the session's output from `since` (the last input) on, without
     control sequences.
+
+    A server gives its own `search`, which takes a limited time.
     """
     try:
-        wanted = re.compile(pattern, re.MULTILINE)
+        re.compile(pattern, re.MULTILINE)
     except re.error as error:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -252,7 +273,7 @@ def wait_match(
     except SessionGone as gone:
         status, base, data = _ended(config, name, gone)
         begin = max(0, (status.get("input_offset", base) if since is None else since) - base)
-        if match := wanted.search(_searched(strip(data[begin:])[0])):
+        if match := search(pattern, _searched(strip(data[begin:])[0])):
             return _matched(name, match, base + len(data))
         raise SessionGone(f"session {name!r} ended before {pattern!r} came") from gone
     with connected as session:
@@ -264,7 +285,7 @@ def wait_match(
             plain, carry = strip(carry + piece.data)
             text = (text + _searched(plain))[-_MATCH_WINDOW - len(plain) :]
             position = piece.end
-            if match := wanted.search(text):
+            if match := search(pattern, text):
                 return _matched(name, match, position)
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -283,8 +304,8 @@ def _searched(plain: bytes) -> str:
     return plain.decode(errors="replace").replace("\r", "\n")
 
 
-def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
-    return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": offset}
+def _matched(name: str, match: Found, offset: int) -> dict[str, Any]:
+    return {"session": name, "match": match.text, "groups": list(match.groups), "offset": offset}
 
 
 def wait_prompt(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -17,17 +18,25 @@ _LINE = 16 << 20  # bytes of a line
 class LineStreams:
     """A descriptor to read lines from, and one to write lines to."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | int) -> None:
+        """Set up; a `writer` that is a descriptor never blocks."""
         self._reader, self._writer = reader, writer
 
     @classmethod
     async def open(cls, incoming: int, outgoing: int) -> LineStreams:
-        """Watch two pipes, sockets or terminals, which belong to the object from now on."""
+        """Watch two pipes, sockets, terminals or files, which belong to the object from now on."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_LINE)
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb", 0)
-        )
+        if _can_be_watched(incoming):
+            await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb", 0)
+            )
+        else:
+            with os.fdopen(incoming, "rb") as file:
+                reader.feed_data(file.read(_LINE))
+            reader.feed_eof()
+        if not _can_be_watched(outgoing):
+            return cls(reader, outgoing)
         transport, protocol = await loop.connect_write_pipe(
             asyncio.streams.FlowControlMixin, os.fdopen(outgoing, "wb", 0)
         )
@@ -40,12 +49,25 @@ class LineStreams:
 
     async def send(self, line: bytes) -> None:
         """Write a line, and wait until the reader has read enough; ConnectionError."""
+        if isinstance(self._writer, int):
+            while line:
+                line = line[os.write(self._writer, line) :]
+            return
         self._writer.write(line)
         await self._writer.drain()
 
     def close(self) -> None:
         """Close the descriptor that is written to, when all is written."""
-        self._writer.close()
+        if isinstance(self._writer, int):
+            os.close(self._writer)
+        else:
+            self._writer.close()
+
+
+def _can_be_watched(fd: int) -> bool:
+    """Whether an event loop can wait for a descriptor: not for a file, nor for /dev/null."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)
 
 
 @contextmanager
