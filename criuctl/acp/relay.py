@@ -3,7 +3,7 @@
 - A request of the agent on a terminal is answered here (`terminals`).
 - The editor shows a terminal, if it can, by one of its own, which runs ``criuctl attach``; where
   the agent's messages name a terminal to be shown, they name that one for the editor.
-- The agent is told that the client has terminals, whether the editor has any or not.
+- The agent sees a client that has terminals, whether the editor has any or not.
 
 Messages that need no change are passed on as the bytes that came.
 """

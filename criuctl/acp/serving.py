@@ -27,7 +27,7 @@ async def serve(
 ) -> int:
     """Serve between the standard streams and the program `agent`; return its exit code.
 
-    Without an agent, whoever is at the standard streams is the one that asks for terminals.  After
+    Without an agent, the program at the standard streams asks for terminals itself.  After
     a signal, return its number plus 128.  Terminals run on.
     """
     loop = asyncio.get_running_loop()

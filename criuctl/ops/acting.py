@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Resume = tuple[str, str] | None  # operator id and token
 
-_MOST_KEPT = 256  # sessions of which a client's operator is remembered
+_MOST_KEPT = 256  # sessions whose operator is remembered
 _current: ContextVar[Call | None] = ContextVar("criuctl.acting", default=None)
 
 

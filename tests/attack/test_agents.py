@@ -45,10 +45,12 @@ def operators(keeper: Keeper, home: Home) -> Iterator[Operators]:
 
 def talk(conversation: Callable[[], Awaitable[None]]) -> None:
     """Run a conversation."""
-    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))
 
 
-def asked(server: Http, method: str = "POST", path: str = "/mcp", **headers: str) -> tuple[int, str]:
+def asked(
+    server: Http, method: str = "POST", path: str = "/mcp", **headers: str
+) -> tuple[int, str]:
     """Status and body of the answer to a request with these headers besides the usual ones."""
     where = urlsplit(server.url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT)
@@ -66,7 +68,14 @@ def test_nothing_is_answered_without_access(operators: Operators) -> None:
         right = f"Bearer {server.token}"
         host = urlsplit(server.url).netloc
         assert asked(server, Authorization=right)[0] == 200
-        for given in ("", "Bearer ", "Bearer wrong", f"Basic {server.token}", right[:-1], right + "x"):
+        for given in (
+            "",
+            "Bearer ",
+            "Bearer wrong",
+            f"Basic {server.token}",
+            right[:-1],
+            right + "x",
+        ):
             for method in ("POST", "GET", "DELETE", "OPTIONS"):
                 for path in ("/mcp", "/", "/mcp/", f"/mcp?token={server.token}"):
                     status, body = asked(server, method, path, Authorization=given)
@@ -84,7 +93,9 @@ def test_it_listens_on_this_host_only(operators: Operators) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:80"):
         refused = operators("mcp", "--http", address, check=False)
         assert refused["exit_code"] == 2 and "no TLS" in refused["error"]["message"]
-    weak = operators("mcp", "--http", "127.0.0.1:0", check=False, env={"CRIUCTL_MCP_TOKEN": "short"})
+    weak = operators(
+        "mcp", "--http", "127.0.0.1:0", check=False, env={"CRIUCTL_MCP_TOKEN": "short"}
+    )
     assert weak["exit_code"] == 2
 
 
@@ -150,15 +161,21 @@ def texts(value: Any, data: bool = False) -> Iterator[tuple[str, bool]]:
 
 def test_what_programs_say_is_marked_and_harmless(operators: Operators) -> None:
     """Output, title, arguments and labels of a session whose program gives orders."""
-    shown = f"\\033[31m{ORDER}\\033[0m \\033]0;{ORDER}\\007 \\342\\200\\256 \\363\\240\\201\\201 \\001"
+    shown = (
+        f"\\033[31m{ORDER}\\033[0m \\033]0;{ORDER}\\007 \\342\\200\\256 \\363\\240\\201\\201 \\001"
+    )
     script = f"printf '{shown}\\n'; exec -a '{ORDER}' sleep 1000"
-    operators("run", "-d", "--name", "work", "--label", f"order={ORDER}", "--", "bash", "-c", script)
+    operators(
+        "run", "-d", "--name", "work", "--label", f"order={ORDER}", "--", "bash", "-c", script
+    )
 
     async def conversation() -> None:
         async with over_stdio(operators) as agent:
             assert agent.client.instructions is not None
             assert "from_session" in agent.client.instructions
-            while (await agent("wait", name="work", until="match", pattern=ORDER, since=0))["running"]:
+            while (await agent("wait", name="work", until="match", pattern=ORDER, since=0))[
+                "running"
+            ]:
                 pass
             answers = [
                 await agent("list"),

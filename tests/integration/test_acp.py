@@ -30,8 +30,8 @@ def operators(keeper: Keeper, home: Home) -> Iterator[Operators]:
     operators.close()
 
 
-class Editor(acp.Client):
-    """What an editor is told, and the terminals that it was asked for."""
+class Editor:
+    """What of an editor is needed here: what it was sent, and the terminals it was asked for."""
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
@@ -83,9 +83,10 @@ class Conversation:
 async def editing(operators: Operators, *, terminal: bool) -> AsyncIterator[Conversation]:
     """An editor with or without terminals of its own."""
     editor = Editor()
+    as_client: Any = editor
     command = ["-m", "criuctl", "acp", "--", sys.executable, str(AGENT)]
     async with acp.spawn_agent_process(
-        editor,
+        as_client,
         sys.executable,
         *command,
         env=operators.environment(),
@@ -100,12 +101,10 @@ async def editing(operators: Operators, *, terminal: bool) -> AsyncIterator[Conv
 
 def talk(conversation: Callable[[], Awaitable[None]]) -> None:
     """Run a conversation."""
-    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))
 
 
-def test_a_terminal_is_a_session_and_the_editor_shows_it(
-    operators: Operators, home: Home
-) -> None:
+def test_a_terminal_is_a_session_and_the_editor_shows_it(operators: Operators, home: Home) -> None:
     async def conversation() -> None:
         async with editing(operators, terminal=True) as talking:
             await talking.prompt('pwd; echo "$WORD"; exit 3')
@@ -144,15 +143,15 @@ def test_a_terminal_outlives_the_editor(operators: Operators, home: Home) -> Non
 
     async def first() -> None:
         async with editing(operators, terminal=True) as talking:
-            await talking.prompt(f"hang echo begun; until [ -e {gate} ]; do sleep 0.1; done; echo end")
+            await talking.prompt(
+                f"hang echo begun; until [ -e {gate} ]; do sleep 0.1; done; echo end"
+            )
             talking.process.kill()  # and with it the editor's end
 
     talk(first)
     (session,) = operators("ls")
     assert session["state"] == "running" and session["labels"] == {"acp": "conversation-1"}
-    wait_until(
-        lambda: "begun" in operators.text("capture", session["session"]), TIMEOUT, "it runs"
-    )
+    wait_until(lambda: "begun" in operators.text("capture", session["session"]), TIMEOUT, "it runs")
 
     async def second() -> None:
         async with editing(operators, terminal=True) as talking:

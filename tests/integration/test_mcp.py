@@ -60,7 +60,7 @@ async def connected(
 
 def talk(conversation: Callable[[], Awaitable[None]]) -> None:
     """Run a conversation."""
-    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(conversation(), 4 * TIMEOUT))
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -75,21 +75,33 @@ def test_work_in_a_session(operators: Operators, transport: str, mode: str) -> N
             assert (done["exit_code"], done["running"]) == (1, False)
             assert done["from_session"] == {"output": "a\nb\n"}
             new = await agent(
-                "exec", name="work", command='cat; echo "$V" >&2', new=True, stdin="in", env={"V": "v"}
+                "exec",
+                name="work",
+                command='cat; echo "$V" >&2',
+                new=True,
+                stdin="in",
+                env={"V": "v"},
             )
             assert new["from_session"] == {"stdout": "in", "stderr": "v\n"}
             status = await agent("status", name="work")
             assert status["from_session"]["foreground"]["cwd"] == "/tmp"
             assert status["from_session"]["labels"] == {"tier": "dev"}
-            mark = (await agent("send", name="work", text="read -p 'name? ' x", enter=True))["offset"]
+            mark = (await agent("send", name="work", text="read -p 'name? ' x", enter=True))[
+                "offset"
+            ]
             assert not (await agent("wait", name="work", until="reading"))["running"]
             found = await agent("wait", name="work", until="match", pattern="na(m)e\\?", since=mark)
             assert found["from_session"]["groups"] == ["m"]
             assert (await agent("interrupt", name="work"))["signalled"] >= 1
             await agent("wait", name="work", until="prompt", since=found["cursor"])
             assert "name?" in (await agent("capture", name="work"))["from_session"]["text"]
-            assert "name?" in (await agent.read("criuctl://session/work/screen"))["from_session"]["text"]
-            assert "name?" in (await agent.read("criuctl://session/work/log"))["from_session"]["text"]
+            assert (
+                "name?"
+                in (await agent.read("criuctl://session/work/screen"))["from_session"]["text"]
+            )
+            assert (
+                "name?" in (await agent.read("criuctl://session/work/log"))["from_session"]["text"]
+            )
             tree = (await agent.read("criuctl://session/work/tree"))["processes"]
             assert any(one["from_session"]["command"] == "bash" for one in tree)
             prompt = await agent.client.get_prompt("resume_after_an_interruption", {"name": "work"})
@@ -170,7 +182,9 @@ def test_two_clients_at_once(operators: Operators) -> None:
         log = operators("log", "work")
         by = {entry["name"] for entry in log if entry["what"] == "command"}
         assert by == {"one", "two"}
-        kinds = {entry["kind"] for entry in log if entry["what"] == "joined" and entry["name"] in by}
+        kinds = {
+            entry["kind"] for entry in log if entry["what"] == "joined" and entry["name"] in by
+        }
         assert kinds == {"agent"}
 
     talk(conversation)
@@ -181,15 +195,18 @@ def test_a_client_is_killed_in_the_middle(operators: Operators, home: Home) -> N
     operators.shell("work")
     line = f"touch {began}; until [ -e {home.path}/gate ]; do sleep 0.1; done; touch {done}"
     client = operators.keeper.spawn(
-        [sys.executable, "-c", CLIENT.replace("env=None", "env=dict(__import__('os').environ)"), line],
+        [
+            sys.executable,
+            "-c",
+            CLIENT.replace("env=None", "env=dict(__import__('os').environ)"),
+            line,
+        ],
         env=operators.environment(),
         cwd=home.path,
     )
     wait_until(began.exists, TIMEOUT, "the command has begun")
     client.kill()
-    wait_until(
-        lambda: not servers(home), TIMEOUT, "the server has ended with its client"
-    )
+    wait_until(lambda: not servers(home), TIMEOUT, "the server has ended with its client")
     (home.path / "gate").touch()
 
     async def conversation() -> None:
@@ -262,7 +279,10 @@ def test_snapshots_and_forks(operators: Operators) -> None:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_kill_asks_the_user(operators: Operators, mode: str) -> None:
     asked: list[str] = []
-    answers = [ElicitResult(action="decline"), ElicitResult(action="accept", content={"yes": False})]
+    answers = [
+        ElicitResult(action="decline"),
+        ElicitResult(action="accept", content={"yes": False}),
+    ]
     answers.append(ElicitResult(action="accept", content={"yes": True}))
 
     async def ask(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:

@@ -36,14 +36,14 @@ def acp(app: App, command: tuple[str, ...]) -> int:
     Without an agent, this serves terminals alone, to a program that sends only requests about
     them. The exit status is the agent's.
 
-    Needs the package agent-client-protocol: `pip install 'criuctl[acp]'`.
+    Needs the package agent-client-protocol: scripts/setup --agents, or pip install 'criuctl[acp]'.
     """
     try:
         import acp as _sdk  # noqa: F401
     except ImportError as error:
         raise PlatformError(
             f"the package agent-client-protocol cannot be loaded ({error})",
-            hint="Install it next to criuctl: `pip install 'agent-client-protocol>=0.12'`.",
+            hint="`scripts/setup --agents`, or `pip install 'criuctl[acp]'`, installs it.",
         ) from error
     from ...acp.serving import serve
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ...report import Reporter
 
 TOKEN = "CRIUCTL_MCP_TOKEN"
-_SHORTEST = 20  # characters of a token that somebody has chosen
+_SHORTEST = 20  # characters of a chosen token
 
 
 @page(
     examples=[
-        ("For one client, which starts it (see `criuctl help mcp`):", "criuctl mcp"),
+        ("For one client, which starts it (see `criuctl help agents`):", "criuctl mcp"),
         (
             "For several, which may only look:",
             "criuctl mcp --http 127.0.0.1:8766 --role observe",
@@ -59,14 +59,14 @@ def mcp(app: App, http: str | None, role: str) -> int:
     is new each time, unless CRIUCTL_MCP_TOKEN in the environment is one, of 20 characters at least.
     There is no TLS. ^C ends the server; sessions run on.
 
-    Needs the package mcp: `pip install 'criuctl[mcp]'`.
+    Needs the package mcp: scripts/setup --agents, or pip install 'criuctl[mcp]'.
     """
     try:
         import mcp as _sdk  # noqa: F401
     except ImportError as error:
         raise PlatformError(
             f"the package mcp cannot be loaded ({error})",
-            hint="Install it next to criuctl: `pip install 'mcp>=2.3'`; `criuctl help mcp`.",
+            hint="`scripts/setup --agents`, or `pip install 'criuctl[mcp]'`, installs it.",
         ) from error
     import anyio
 
