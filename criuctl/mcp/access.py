@@ -65,7 +65,9 @@ class Access:
 
     def capture(self, name: str, what: str, limit: int) -> Answer:
         """Return what the terminal shows (``screen``), or all that is kept (``scrollback``)."""
-        body = output.capture(self._config, name, scrollback=what == "scrollback")
+        if what == "scrollback":  # as text: to draw all of it would take long
+            return self.log(name, limit)
+        body = output.capture(self._config, name)
         text, missing = bounds.cut(bounds.text_of("\n".join(body["lines"])), limit)
         answer = {key: body[key] for key in ("session", "state", "size", "alternate")}
         answer["cursor"] = body["offset"]
@@ -277,6 +279,11 @@ class Access:
         """Return whether this is the name of a session that runs, or is paused."""
         found = sessions.sessions(self._config)
         return any(b["session"] == name and b["state"] in ("running", "paused") for b in found)
+
+    def check_lives(self, name: str) -> None:
+        """Raise `SessionGone` unless the session runs, or is paused."""
+        if not self.lives(name):
+            raise SessionGone(f"no session {name!r} runs on this host")
 
     def writes(self, name: str) -> tuple[str, str] | None:
         """Return the other operator that has the write lease now: its description and its id."""

@@ -1,7 +1,8 @@
 """The transport for other clients of this host: streamable HTTP, guarded as the page is.
 
 Every request needs the token, a ``Host`` that is this server's, and no foreign ``Origin``
-(`criuctl.web.rules`); nothing is answered before that is checked.
+(`criuctl.web.rules`); nothing is answered before that is checked.  Connections that send no request
+keep no others out (`criuctl.proc.idle_connections`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..proc.idle_connections import Waiting
 from ..web.rules import Address, Rules, listen
 from .service import Service
 
@@ -25,6 +28,7 @@ PATH = "/mcp"
 _MOST_REQUESTS = 200  # at the same time
 _MOST_SESSIONS = 200
 _PATIENCE = 3  # seconds that answers under way have at the end
+_PERIOD = 1.0  # seconds between two looks for connections whose time is over
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -80,6 +84,48 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _limiting(waiting: Waiting[asyncio.BaseTransport]) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol of a connection, which notes whether the connection waits."""
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)  # type: ignore[arg-type]
+            self._begin()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            waiting.end(self.transport)
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                waiting.end(self.transport)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self.transport.is_closing():
+                self._begin()
+
+        def _begin(self) -> None:
+            peer = str(self.client[0]) if self.client else ""
+            for other in waiting.begin(self.transport, peer):
+                _abort(other)
+
+    return Connection
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
+
+
+async def _watch(waiting: Waiting[asyncio.BaseTransport]) -> None:
+    while True:
+        await asyncio.sleep(_PERIOD)
+        for transport in waiting.overdue():
+            _abort(transport)
+
+
 async def serve_http(
     server: MCPServer[Service],
     service: Service,
@@ -92,8 +138,10 @@ async def serve_http(
     `Conflict` when the address is taken.
     """
     sock = listen(address)
+    waiting: Waiting[asyncio.BaseTransport] = Waiting()
     config = uvicorn.Config(
         guarded(server, rules),
+        http=_limiting(waiting),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -107,5 +155,7 @@ async def serve_http(
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, setattr, serving, "should_exit", True)
     opened(Address(address.host, sock.getsockname()[1]))
+    watching = asyncio.create_task(_watch(waiting))
     await serving.serve(sockets=[sock])
+    watching.cancel()
     await service.operations.close(interrupt=True)

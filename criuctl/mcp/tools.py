@@ -22,7 +22,9 @@ from .service import ANSWER, Asked, Service, as_tool_error, known, service_of
 
 P = ParamSpec("P")
 Answer = dict[str, Any]
-Name = Annotated[str, Field(description="The session's name", max_length=64)]
+_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # no path, no PID, no unit
+Name = Annotated[str, Field(description="The session's name", pattern=_NAME)]
+NewName = Annotated[str, Field(description="A name that no session has", pattern=_NAME)]
 Seconds = Annotated[
     float,
     Field(ge=0, le=ANSWER, description="Answer after so long, whether it is done or not"),
@@ -39,7 +41,11 @@ Confirm = Annotated[
     str | None, Field(max_length=100, description="Only as the error of an earlier call says")
 ]
 Ref = Annotated[
-    str, Field(max_length=200, description="NAME (its newest checkpoint), NAME@N, or an id")
+    str,
+    Field(
+        description="NAME (its newest checkpoint), NAME@N, or an id",
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@-?[0-9]{1,9})?$",
+    ),
 ]
 _OF_DUMP = (
     *("checkpoint", "session", "number", "incarnation", "store", "bytes", "warnings"),
@@ -150,7 +156,7 @@ async def diff(asked: Asked, before: Ref, after: Ref, limit: Limit = DEFAULT_LIM
 
 async def run(
     asked: Asked,
-    name: Annotated[str | None, Field(max_length=64, description="Else after the command")] = None,
+    name: NewName | None = None,
     command: Annotated[
         list[str] | None,
         Field(max_length=1000, description="Words, not a line of shell. By default bash"),
@@ -236,6 +242,7 @@ async def snapshot(asked: Asked, name: Name, labels: Labels = None) -> Answer:
     """Store a checkpoint of a session, which runs on: before a risky step, say."""
     service = service_of(asked)
     await known(service.off(asked, service.access.need, name, "write"))
+    await known(service.off(asked, service.access.check_lives, name))
     given = (labels or {}).items()
     marks = [word for key, value in given for word in ("--label", f"{key}={value}")]
 
@@ -249,15 +256,13 @@ async def snapshot(asked: Asked, name: Name, labels: Labels = None) -> Answer:
 async def restore(
     asked: Asked,
     ref: Ref,
-    new_name: Annotated[
-        str | None, Field(max_length=64, description="A copy of this name, next to the original")
-    ] = None,
+    new_name: NewName | None = None,
     older: Annotated[
         bool, Field(description="Although this host knows of a newer checkpoint that is gone")
     ] = False,
 ) -> Answer:
-    """Bring a checkpoint back to life, as its session or as a copy. A session that runs is never
-    replaced.
+    """Bring a checkpoint back to life, as its session or, with a new name, as a copy. A session
+    that runs is never replaced.
     """
     service = service_of(asked)
     options = (["--as", new_name] if new_name else []) + (["--older"] if older else [])
@@ -270,10 +275,11 @@ async def restore(
 
 async def fork(
     asked: Asked,
-    name: Annotated[str, Field(max_length=200, description="A session, or a checkpoint's REF")],
-    new_name: Annotated[str, Field(max_length=64)],
+    name: Ref,
+    new_name: NewName,
 ) -> Answer:
-    """Make a copy of a live session, or of a checkpoint, as another session: to try something out.
+    """Make a copy of a live session, or of a checkpoint (name is then a REF as for restore), as
+    another session: to try something out.
     The original runs on. Files on disk are not copied.
     """
     service = service_of(asked)

@@ -5,8 +5,10 @@ to be obeyed, or to flood the model that reads them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,6 +99,34 @@ def test_it_listens_on_this_host_only(operators: Operators) -> None:
         "mcp", "--http", "127.0.0.1:0", check=False, env={"CRIUCTL_MCP_TOKEN": "short"}
     )
     assert weak["exit_code"] == 2
+
+
+def test_silent_connections_keep_no_client_out(operators: Operators) -> None:
+    with listening(operators) as server, contextlib.ExitStack() as stack:
+        where = urlsplit(server.url)
+        address = (where.hostname or "", where.port or 0)
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(address, TIMEOUT))
+        assert asked(server, Authorization=f"Bearer {server.token}")[0] == 200
+
+
+def test_only_sessions_are_handles(operators: Operators, home: Home) -> None:
+    """No process, unit or file of the host, whatever the command line would take for a target."""
+    path = home.path / "checkpoint.criuctl"
+    path.write_bytes(b"x")
+
+    async def conversation() -> None:
+        async with over_stdio(operators, "--role", "admin") as agent:
+            for name in ("1", "unit:cron.service", "cgroup:/", str(path), "../x", "-h", "x\n"):
+                for tool in ("snapshot", "status", "kill", "exec", "capture", "checkpoints"):
+                    arguments = {"name": name, "command": "true"}
+                    result = await agent.client.call_tool(tool, arguments)
+                    assert result.is_error, (tool, name)
+                for tool, keys in (("restore", ["ref"]), ("diff", ["before", "after"])):
+                    result = await agent.client.call_tool(tool, dict.fromkeys(keys, name))
+                    assert result.is_error, (tool, name)
+
+    talk(conversation)
 
 
 def test_a_role_is_not_exceeded(operators: Operators) -> None:

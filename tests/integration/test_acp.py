@@ -59,7 +59,7 @@ class Editor:
     def said(self) -> list[dict[str, Any]]:
         """What the agent has reported."""
         chunks = [one for one in self.updates if isinstance(one, schema.AgentMessageChunk)]
-        return [json.loads(one.content.text) for one in chunks]  # type: ignore[union-attr]
+        return [json.loads(one.content.text) for one in chunks]
 
     def shown(self) -> list[Any]:
         """The contents of the tool calls."""

@@ -137,13 +137,14 @@ def test_a_long_command_answers_in_time_and_goes_on(operators: Operators, home: 
     talk(conversation)
 
 
+@pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_a_cancelled_call_ends_the_wait_and_not_the_command(
-    operators: Operators, home: Home
+    operators: Operators, home: Home, transport: str
 ) -> None:
     gate, done = home.path / "gate", home.path / "done"
 
     async def conversation() -> None:
-        async with connected(operators, "stdio") as agent:
+        async with connected(operators, transport) as agent:
             await agent.shell("work")
             line = f"until [ -e {gate} ]; do sleep 0.1; done; touch {done}"
             with anyio.move_on_after(2):
