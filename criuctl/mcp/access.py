@@ -10,6 +10,7 @@ wait goes on; nothing that it waits for is ended.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from . import bounds, patterns
 from .bounds import DATA
 
 _MOST_SESSIONS, _MOST_PROCESSES = 200, 500  # in one answer
+_BEGINS = 15.0  # seconds for a command to begin
 _MOST_TAIL = 1 << 20  # bytes at the end of a log that are looked at
 _FACTS = (
     *("session", "state", "pid", "incarnation", "exit_code", "exit_signal", "since", "home"),
@@ -166,14 +168,16 @@ class Access:
         take: bool,
     ) -> Answer:
         """Run a command in the session's shell, or next to its terminal."""
-        limits = commands.Limits(seconds)
+        until = time.monotonic() + seconds
+        limits = commands.Limits(begin=_BEGINS)
         if new is not None:
-            body = commands.run_new(self._config, name, words, None, new, limits, plain=True)
+            begun = commands.run_new(self._config, name, words, None, new, limits, detach=True)
         else:
-            body = commands.run_in_shell(
-                self._config, name, words, None, limits, take=take, plain=True
+            begun = commands.run_in_shell(
+                self._config, name, words, None, limits, detach=True, take=take
             )
-        return _command(body, limit)
+        left = max(0.0, until - time.monotonic())
+        return self.wait_command(name, begun["command_id"], None, left, limit)
 
     def wait_command(
         self, name: str, command_id: str, since: int | None, seconds: float, limit: int

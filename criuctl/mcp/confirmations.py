@@ -33,7 +33,7 @@ class Ending(BaseModel):
 
 
 class NotConfirmed(Vetoed):
-    """The operation needs a confirmation."""
+    """This needs a confirmation: it ends, or takes away, what from_session names."""
 
     code = "not-confirmed"
 
@@ -64,7 +64,8 @@ async def may_kill(
     much = await known(service.off(asked, service.access.how_much_ends, name))
     raise as_tool_error(
         NotConfirmed(
-            f"this would end {ending.text}: {much}",
+            "ending a session needs a confirmation",
+            ends=f"{ending.text}: {much}",
             hint=f"If that is meant, call kill again with confirm={ending.identity!r}.",
         )
     )
@@ -86,7 +87,8 @@ async def may_take(
         return Elicit(f"{text}. Take the write lease from it? [{other[1]}]", Consent)
     raise as_tool_error(
         NotConfirmed(
-            f"{text}, and would lose the write lease",
+            "taking the write lease needs a confirmation",
+            takes_from=text,
             hint=f"If that is meant, make the call again with confirm={other[1]!r}.",
         )
     )

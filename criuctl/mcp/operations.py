@@ -21,7 +21,7 @@ Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class OperationFailed(CriuctlError):
-    """A criuctl command has failed; the error is its own."""
+    """The operation failed; its own message is in from_session."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(str(error.get("message", "")), hint=str(error.get("hint", "")))

@@ -23,14 +23,16 @@ from ..ops.acting import Call, Client
 from ..ops.own_commands import OwnCommands
 from ..quoting import printable
 from .access import Access
-from .operations import Operations
+from .bounds import DATA
+from .operations import OperationFailed, Operations
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ANSWER = 45.0  # seconds until a call answers, whatever it waits for
+ANSWER = 40.0  # seconds until a call answers, whatever it waits for; clients give up at 60
 _THREADS = 100  # calls that block at the same time
 _MOST_CLIENTS = 1000
+_OF_ERROR = ("code", "exit_code", "message", "hint")
 _SESSION_ID = "mcp-session-id"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -55,6 +57,8 @@ class Service:
         known = asked.session.client_params
         name = _UNUSUAL.sub("-", known.client_info.name if known is not None else "")[:60]
         name = name.strip("-.") or "mcp"
+        if name.startswith("criuctl"):  # as criuctl's own operators are named
+            name = f"mcp-{name}"
         headers = asked.headers
         key = f"{name} {headers.get(_SESSION_ID, '') if headers is not None else ''}"
         while len(self._clients) >= _MOST_CLIENTS and key not in self._clients:
@@ -85,8 +89,17 @@ def service_of(asked: Asked) -> Service:
 
 
 def as_tool_error(error: CriuctlError) -> ToolError:
-    """Return an expected error as a client gets it: the same JSON as of the command line."""
-    return ToolError(json.dumps({"error": _shown(error.to_dict())}, default=str))
+    """Return an expected error as a client gets it: the JSON of the command line.
+
+    What may quote the session's programs, which is an error with details or of a dump or restore,
+    is marked as data; its message is then the sentence of its class.
+    """
+    body = _shown(error.to_dict())
+    shown = {key: body.pop(key) for key in _OF_ERROR if key in body}
+    if body or isinstance(error, OperationFailed):
+        body["message"] = shown.get("message", "")
+        shown |= {"message": (type(error).__doc__ or "").partition("\n")[0], DATA: body}
+    return ToolError(json.dumps({"error": shown}, default=str))
 
 
 def expected(error: BaseException) -> CriuctlError | None:

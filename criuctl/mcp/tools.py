@@ -15,7 +15,8 @@ from pydantic import Field
 from ..errors import UsageError
 from ..session.client.commands import New
 from ..session.protocol import ROLES
-from .bounds import DEFAULT_LIMIT, MAX_LIMIT
+from . import bounds
+from .bounds import DATA, DEFAULT_LIMIT, MAX_LIMIT
 from .confirmations import Consent, Ending, check, may_kill, may_take, what_ends
 from .operations import of_list
 from .service import ANSWER, Asked, Service, as_tool_error, known, service_of
@@ -47,13 +48,14 @@ Ref = Annotated[
         pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@-?[0-9]{1,9})?$",
     ),
 ]
+_MOST_WARNINGS = 20
 _OF_DUMP = (
-    *("checkpoint", "session", "number", "incarnation", "store", "bytes", "warnings"),
+    *("checkpoint", "session", "number", "incarnation", "store", "bytes"),
     *("frozen_ms", "total_ms"),
 )
 _OF_RESTORE = (
     *("checkpoint", "session", "number", "incarnation", "pid", "age_s", "store", "newer"),
-    *("elapsed_ms", "warnings"),
+    "elapsed_ms",
 )
 Labels = Annotated[dict[str, str] | None, Field(max_length=32)]
 
@@ -306,7 +308,7 @@ async def kill(
     name: Name,
     command_id: CommandId | None = None,
     grace: Annotated[
-        float, Field(ge=0, le=20, description="Seconds between SIGTERM and SIGKILL")
+        float, Field(ge=0, le=10, description="Seconds between SIGTERM and SIGKILL")
     ] = 5.0,
     confirm: Confirm = None,
 ) -> Answer:
@@ -368,7 +370,7 @@ async def _off(
 def _stored(body: Answer) -> Answer:
     """Return a dump's result, without its lists."""
     answer = {key: body[key] for key in _OF_DUMP if key in body}
-    return answer | {"processes": _count(body.get("processes"))}
+    return answer | {"processes": _count(body.get("processes")), DATA: _warnings(body)}
 
 
 def _restored(body: Answer) -> Answer:
@@ -376,7 +378,14 @@ def _restored(body: Answer) -> Answer:
     answer = {key: body[key] for key in _OF_RESTORE if key in body}
     connections = body.get("connections") or []
     outcomes = [one.get("outcome") for one in connections]
-    return answer | {"connections": {one: outcomes.count(one) for one in sorted(set(outcomes))}}
+    answer["connections"] = {one: outcomes.count(one) for one in sorted(set(outcomes))}
+    return answer | {DATA: _warnings(body)}
+
+
+def _warnings(body: Answer) -> Answer:
+    """Return the warnings, which name paths and programs."""
+    found = body.get("warnings") or []
+    return {"warnings": [bounds.short(one, 500) for one in found[:_MOST_WARNINGS]]}
 
 
 def _count(value: Any) -> Any:

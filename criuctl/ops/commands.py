@@ -41,6 +41,7 @@ class Limits:
     timeout: float | None = None
     silence: float | None = None  # without output
     action: str = "leave"  # leave, interrupt or kill
+    begin: float = _STARTS  # until a new command has begun
 
 
 class _Output:
@@ -135,7 +136,7 @@ def run_new(
     """Run a command next to the session's terminal; as `run_in_shell`, with two streams."""
     with connect(config, name, kind="agent", role="write") as session:
         _check_version(session, name)
-        record = commands.start(session, list(words), _STARTS, new)
+        record = commands.start(session, list(words), limits.begin, new)
         if detach:
             return {"session": name, "command_id": record["id"], "offset": record["begin"]}
         output = _Output(show, plain=plain)

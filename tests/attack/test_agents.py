@@ -200,7 +200,7 @@ def test_what_programs_say_is_marked_and_harmless(operators: Operators) -> None:
     )
 
     async def conversation() -> None:
-        async with over_stdio(operators) as agent:
+        async with over_stdio(operators, "--role", "admin") as agent:
             assert agent.client.instructions is not None
             assert "from_session" in agent.client.instructions
             while (await agent("wait", name="work", until="match", pattern=ORDER, since=0))[
@@ -217,6 +217,9 @@ def test_what_programs_say_is_marked_and_harmless(operators: Operators) -> None:
                 await agent.read("criuctl://session/work/log"),
                 await agent.read("criuctl://session/work/tree"),
             ]
+            busy = await agent.fails("exec", name="work", command="true")
+            assert ORDER in busy["from_session"]["message"]
+            answers += [busy, await agent.fails("kill", name="work")]
             for answer in answers:
                 found = list(texts(answer))
                 assert any(ORDER in text for text, _data in found), answer

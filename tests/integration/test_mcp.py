@@ -313,7 +313,8 @@ def test_without_a_user_the_error_says_how_to_confirm(operators: Operators) -> N
             other = (await agent("status", name="other"))["id"]
             for arguments in ({}, {"confirm": "yes"}, {"confirm": other}):
                 refused = await agent.fails("kill", name="work", **arguments)
-                assert refused["code"] == "not-confirmed" and "bash" in refused["message"]
+                assert refused["code"] == "not-confirmed"
+                assert "bash" in refused["from_session"]["ends"]
             identity = (await agent("status", name="work"))["id"]
             assert identity in refused["hint"]
             began = await agent("exec", name="work", command="sleep 1000", seconds=0)
@@ -334,7 +335,8 @@ def test_taking_over_asks(operators: Operators) -> None:
     async def conversation() -> None:
         async with connected(operators, "stdio", "--role", "admin") as agent:
             refused = await agent.fails("send", name="work", text="x", take=True)
-            assert refused["code"] == "not-confirmed" and "human" in refused["message"]
+            assert refused["code"] == "not-confirmed"
+            assert "human" in refused["from_session"]["takes_from"]
             operator = operators("status", "work")["lease"]["operator"]
             assert operator in refused["hint"]
             await agent("send", name="work", text="x", take=True, confirm=operator)

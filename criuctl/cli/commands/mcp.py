@@ -52,7 +52,7 @@ def mcp(app: App, http: str | None, role: str) -> int:
     after an interruption.
 
     Each client is an operator of the kind agent under its own name, in the audit log and for the
-    write lease. No call takes longer than 45 seconds, and none ends what it waits for. Ending a
+    write lease. No call waits longer than 40 seconds, and none ends what it waits for. Ending a
     session and taking the lease from another operator ask for confirmation.
 
     With --http, the address and the token are printed; clients send the token as a bearer token. It
