@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from ..errors import CriuctlError, of_the_host
 from ..proc.line_streams import LineStreams
+from ..quoting import quoted
 from ..report import Reporter
 from .terminals import Terminals, is_terminal
 
@@ -180,7 +181,7 @@ class Relay:
         if (shown := self._shown.get(name)) is not None:
             value["terminalId"] = shown
         else:
-            text = f"Terminal {name}: `criuctl attach {name}` shows it."
+            text = f"Terminal {name}: `criuctl attach {quoted(name)}` shows it."
             value.clear()
             value |= {"type": "content", "content": {"type": "text", "text": text}}
         return True

@@ -19,6 +19,7 @@ from ..errors import Forbidden, SessionGone, TimedOut, UsageError
 from ..ops import acting, commands, output, pause, sessions, typing
 from ..ops.kill import kill as end_session
 from ..ops.logs import left_output
+from ..quoting import quoted
 from ..session.client.commands import New
 from ..session.protocol import ROLES
 from ..session.screen.plain_text import strip
@@ -337,7 +338,8 @@ def _command(body: Mapping[str, Any], limit: int) -> Answer:
         data[stream] = text
         missing += left
     identifier = body["command_id"]
-    how = f"`criuctl output {body['session']} --command {identifier}` prints all of it"
+    command = f"criuctl output {quoted(body['session'])} --command {quoted(identifier)}"
+    how = f"{command} prints all of it"
     if not new:
         how = f"capture with since={body['offset']}"
     answer |= bounds.left_out(missing, "before this text", how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..quoting import quoted
 from . import bounds
 from .bounds import DATA
 
@@ -37,7 +38,8 @@ def bounded(body: dict[str, Any], limit: int) -> dict[str, Any]:
                     shown[kind].append(plain)
         data[part] = shown
     if missing:
-        how = f"`criuctl diff {body['before']['id']} {body['after']['id']} --json` prints all"
+        before, after = (body[side]["id"] for side in ("before", "after"))
+        how = f"criuctl diff {quoted(before)} {quoted(after)} --json prints all"
         answer["left_out"] = {"entries": missing, "how_to_read_it": how}
     return answer | {DATA: data}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import CriuctlError, SessionGone, TimedOut, WrongState
+from ..quoting import quoted
 from ..session.client import commands, typed_commands
 from ..session.client.commands import Cleaner, Followed, New
 from ..session.screen.plain_text import strip
@@ -235,7 +236,10 @@ def _error(name: str, followed: Followed) -> CriuctlError | None:
             how = f"it runs on as {command}"
         else:
             how = "it was ended" if state != "done" else "it has ended since"
-        hint = f"`criuctl output {name} --command {command}` prints what it has printed."
+        hint = (
+            f"`criuctl output {quoted(name)} --command {quoted(command)}` prints what it has "
+            "printed."
+        )
         return TimedOut(f"{followed.late}; {how}", hint=hint)
     if followed.state == commands.SHELL_DIED:
         return SessionGone(
