@@ -54,6 +54,18 @@ class App:
             self._config = found
         return self._config
 
+    def own_program(self) -> list[str]:
+        """Return this criuctl with the global options that say where things are, as a command."""
+        import os
+
+        from ..ops.scheduling.timers import own_program
+
+        program = [*own_program(sys.argv[0], sys.executable)]
+        program += ["--store", self.store] if self.store else []
+        return program + (
+            ["--config", os.path.abspath(self.config_file)] if self.config_file else []
+        )
+
     def store_coming(self) -> AbstractContextManager[None]:
         """Load the S3 client in the background, for a command that loads much else before it opens
         the store.

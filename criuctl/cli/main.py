@@ -84,6 +84,12 @@ COMMANDS: dict[str, Entry] = {
         "Serve a page for the browser: sessions, checkpoints, terminals.",
         "Sessions",
     ),
+    "mcp": Entry(
+        f"{_HERE}.mcp:mcp", "Serve sessions to agents: Model Context Protocol.", "Sessions"
+    ),
+    "acp": Entry(
+        f"{_HERE}.acp:acp", "Keep the terminals of an editor's agent as sessions.", "Sessions"
+    ),
     "check": Entry(
         f"{_HERE}.check:check", "Check whether a process tree can be dumped.", "Checkpoints"
     ),

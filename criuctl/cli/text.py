@@ -10,29 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ..quoting import harmless, printable
+
+__all__ = [
+    "Column",
+    "age",
+    "duration",
+    "facts",
+    "harmless",
+    "labels",
+    "plural",
+    "printable",
+    "process_tree",
+    "size",
+    "span",
+    "table",
+]
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def printable(value: object) -> str:
-    """Return `value` as text in which control characters and undecodable bytes are escapes
-    (``\x1b``).
-    """
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
-        for c in text
-    )
-
-
-def harmless(text: str) -> str:
-    """Return `text` of several lines without control sequences: `printable`, but line ends and tabs
-    are kept.
-    """
-    if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def size(number: int | float) -> str:

@@ -42,6 +42,7 @@ class Limits:
     timeout: float | None = None
     silence: float | None = None  # without output
     action: str = "leave"  # leave, interrupt or kill
+    begin: float = _STARTS  # until a new command has begun
 
 
 class _Output:
@@ -122,20 +123,22 @@ def run_new(
 ) -> dict[str, Any]:
     """Run a command next to the session's terminal; as `run_in_shell`, with two streams."""
     with connect(config, name, role="write") as session:
-        record = begin(session, name, words, new)
+        record = begin(session, name, words, new, limits.begin)
         if detach:
             return {"session": name, "command_id": record["id"], "offset": record["begin"]}
         return _followed(session, name, record, show, limits, plain=plain)
 
 
-def begin(session: Session, name: str, words: Sequence[str], new: New | None) -> dict[str, Any]:
+def begin(
+    session: Session, name: str, words: Sequence[str], new: New | None, seconds: float = _STARTS
+) -> dict[str, Any]:
     """Start a command on a connection, in the shell if it is not to be `new`; return its record.
 
-    For the shell, the connection holds the write lease.
+    For the shell, the connection holds the write lease. A new one has `seconds` to begin.
     """
     _check_version(session, name)
     if new is not None:
-        return commands.start(session, list(words), _STARTS, new)
+        return commands.start(session, list(words), seconds, new)
     return _start(session, list(words))
 
 
@@ -274,9 +277,17 @@ def run_typed(
     return body | {"error": TimedOut(typed.late).to_dict()} if typed.late else body
 
 
-def wait(config: Config, name: str, command_id: str, timeout: float | None) -> dict[str, Any]:
-    """Wait until a command has ended; its output is in the answer."""
-    return follow(config, name, command_id, None, Limits(timeout))
+def wait(
+    config: Config,
+    name: str,
+    command_id: str,
+    timeout: float | None,
+    *,
+    since: int | None = None,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Wait until a command has ended; its output, from `since` on, is in the answer."""
+    return follow(config, name, command_id, None, Limits(timeout), since=since, plain=plain)
 
 
 def output(
@@ -354,6 +365,15 @@ def _followed(
     if followed.late and limits.action != "leave":
         _end_late(session, followed, output, limits.action, plain=plain)
     return _result(name, followed, output)
+
+
+def interrupt(config: Config, name: str, command_id: str) -> dict[str, Any]:
+    """Interrupt a command, and return it when it has ended, or after a few seconds."""
+    with connect(config, name, role="write") as session:
+        _check_version(session, name)
+        commands.record_of(session, command_id)
+        session.request("command-kill", command=command_id, grace=None)
+    return wait(config, name, command_id, _ENDS)
 
 
 def kill(

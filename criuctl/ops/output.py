@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
@@ -23,7 +24,7 @@ from ..errors import (
 )
 from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
-from ..session.client.matching import Search, compiled, wait_for
+from ..session.client.matching import Find, Matched, Search, compiled, wait_for
 from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
 from .sessions import Connect, connect, describe, why_not
@@ -255,30 +256,34 @@ def wait_match(
     timeout: float | None,
     *,
     connect: Connect = connect,
+    search: Callable[[str, str], Matched | None] | None = None,
 ) -> dict[str, Any]:
     """Wait until `pattern` is in the session's output from `since` (the last input) on, without
     control sequences, and without the echo of what was typed.
+
+    A server gives its own `search`, of a pattern in a text, which takes a limited time.
     """
     try:
         wanted = compiled(pattern)
     except re.error as error:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
+    find: Find[Matched] = wanted.search if search is None else partial(search, pattern)
     try:
         connected = connect(config, name, role="observe")
     except SessionGone as gone:
         status, base, data = _ended(config, name, gone)
         begin = max(0, (status.get("input_offset", base) if since is None else since) - base)
-        if match := Search(wanted).add(base + begin, data[begin:], status.get("echoes", ())):
-            return _matched(name, match, base + len(data))
+        found = Search(find).add(base + begin, data[begin:], status.get("echoes", ()))
+        if found is not None:
+            return _matched(name, found, base + len(data))
         raise SessionGone(f"session {name!r} ended before {pattern!r} came") from gone
     with connected as session:
         # The answer to the last input may be there already; older output is not searched.
-        return _matched(
-            name, *wait_for(session, wanted, "input" if since is None else since, timeout)
-        )
+        place = "input" if since is None else since
+        return _matched(name, *wait_for(session, pattern, find, place, timeout))
 
 
-def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
+def _matched(name: str, match: Matched, offset: int) -> dict[str, Any]:
     return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": offset}
 
 

@@ -21,6 +21,7 @@ from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
 from ..session.sessions import all_states, state_of
+from . import acting
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -46,15 +47,17 @@ def connect(
     runs without one.
 
     `kind` is what this client is; None: what this command line is (`session.client.caller`).
+    Inside a call of a client (`acting`), as that client: it decides kind, operator and `resume`,
+    and limits the role.
     """
     from ..session.client import caller
     from ..session.client.session import Session
 
-    try:
-        names.check_name(name)
-    except InvalidName as error:
-        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
-    try:
+    call = acting.current()
+    if call is not None:
+        kind, operator = "agent", call.client.name
+
+    def open_(role: str, resume: tuple[str, str] | None) -> Session:
         return Session.connect(
             name,
             kind=kind or caller.kind(),
@@ -63,6 +66,13 @@ def connect(
             operator=operator,
             resume=resume,
         )
+
+    try:
+        names.check_name(name)
+    except InvalidName as error:
+        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
+    try:
+        return open_(role, resume) if call is None else call.connect(name, role, open_)
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:

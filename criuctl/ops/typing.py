@@ -12,6 +12,7 @@ from ..config import Config
 from ..errors import LeaseHeld, UsageError
 from ..session import protocol
 from ..session.client import caller, keys
+from . import acting
 from .sessions import connect
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ def writer(config: Config, name: str, *, take: bool) -> Session:
     A lease that a person takes outlasts the command for a while: else the next input of the client
     that had it would take it back at once.
     """
-    kind = caller.kind()
-    role = "admin" if take and kind != "agent" else "write"  # no agent takes it from a human
+    call = acting.current()
+    kind = "agent" if call else caller.kind()
+    # no agent takes it from a human, unless the server that it is a client of lets it
+    role = "admin" if take and (call or kind != "agent") else "write"
     session = connect(config, name, kind=kind, role=role)
     try:
         hold_lease(session, take=take, hold=_TAKEN if kind == "human" else None)

@@ -21,7 +21,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -33,13 +34,14 @@ from criuctl.proc.tree import ProcessIdentity, children
 _MMAP, _FORK, _EXECVE = 9, 57, 59
 _PROT_READ_WRITE, _PRIVATE_ANONYMOUS = 3, 0x22
 _STOPS = 20.0  # seconds for the program to come to its stop
+_TURN, _LOOK = 10.0, 0.005  # seconds to wait for another program's turn; between two tries
 _PAGE = 4096
 _COPY = 1 << 20
 
 
 def start(parent: int, argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Execute a program in a new child of `parent`, and return its PID; `OSError`."""
-    with inject.stopped(parent, forks=True):
+    with _alone_in(parent):
         before = set(children(parent))
         with inject.calling(parent) as run:
             result = run(_FORK)
@@ -48,6 +50,22 @@ def start(parent: int, argv: Sequence[str], env: Mapping[str, str]) -> int:
         (child,) = set(children(parent)) - before
         _execute(child, argv, env)
     return child
+
+
+@contextmanager
+def _alone_in(parent: int) -> Iterator[None]:
+    """Stop `parent`; wait while another of these programs does, which starts another child."""
+    deadline = time.monotonic() + _TURN
+    with ExitStack() as stopped:
+        while True:
+            try:
+                stopped.enter_context(inject.stopped(parent, forks=True))
+                break
+            except PermissionError:  # a process has one tracer
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK)
+        yield
 
 
 def _execute(child: int, argv: Sequence[str], env: Mapping[str, str]) -> None:

@@ -5,26 +5,19 @@ The token is new for each server and printed once, in the fragment of its addres
 send fragments, so it is in no log and no history of a proxy. The page sends it as a bearer token
 (of a WebSocket as a subprotocol), never as a cookie, which a browser would also send to servers on
 other ports of this host, and with requests of other sites.
-
-A foreign page can make a browser send requests here, and by DNS rebinding even under a name of its
-own. So ``Host`` must be an address, ``localhost`` or a configured name, and an ``Origin`` must be
-that same host.
+`rules` has the rules that do not depend on aiohttp.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from hmac import compare_digest
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from .rules import Headers, Rules
+
 PROTOCOL = "criuctl"  # the WebSocket's own subprotocol; the token is sent as another one
 _TOKEN = "token."
-_BEARER = "Bearer "
 _OPEN_METHODS = ("GET", "HEAD")
 
 # Styles may be in attributes, where the terminal emulator puts them; scripts may not.
@@ -54,77 +47,15 @@ def refusal(status: int, code: str, message: str, hint: str = "") -> web.Respons
     )
 
 
-def hostname(netloc: str) -> str | None:
-    """Return the host in ``HOST[:PORT]``, without brackets and in lower case; None if it is
-    malformed.
-    """
-    try:
-        parts = urlsplit(f"//{netloc}")
-        _ = parts.port  # raises for an invalid port
-    except ValueError:
-        return None
-    if parts.username is not None or parts.path or parts.query or parts.fragment:
-        return None
-    return parts.hostname
+class Access(Rules):
+    """The rules of one server, for aiohttp."""
 
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches `host`, an address or ``localhost``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class Access:
-    """The rules of one server."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """Set up the rules; `names` are names under which the server is reached, besides addresses
-        and ``localhost``.
-        """
-        self.token = secrets.token_urlsafe(32)
-        self._names = {name.lower() for name in names} | {"localhost", os.uname().nodename.lower()}
-
-    def knows(self, host: str | None) -> bool:
-        """Return whether a ``Host`` header may have this value: no name that an attacker could have
-        pointed here.
-        """
-        name = hostname(host) if host else None
-        if name is None:
-            return False
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._names
-        return True
-
-    def own_origin(self, request: web.Request) -> bool:
-        """Return whether the request comes from a page of this server; a WebSocket must have an
-        ``Origin``, a plain request may lack it.
-        """
-        origin = request.headers.get("Origin")
-        if origin is None:
-            return "Upgrade" not in request.headers
-        try:
-            parts = urlsplit(origin)
-        except ValueError:
-            return False
-        return (
-            parts.scheme in ("http", "https")
-            and parts.netloc.lower() == request.headers.get("Host", "").lower()
-        )
-
-    def bears_token(self, request: web.Request) -> bool:
-        """Return whether the request has the token, compared in constant time."""
-        given = request.headers.get("Authorization", "")
-        token = given[len(_BEARER) :] if given.startswith(_BEARER) else ""
-        for word in request.headers.get("Sec-WebSocket-Protocol", "").split(","):
+    def bears_token(self, headers: Headers) -> bool:
+        """Return whether the request has the token; a WebSocket has it as a subprotocol."""
+        for word in headers.get("Sec-WebSocket-Protocol", "").split(","):
             if word.strip().startswith(_TOKEN):
-                token = word.strip()[len(_TOKEN) :]
-        return compare_digest(token.encode(errors="surrogateescape"), self.token.encode())
+                return self.is_token(word.strip()[len(_TOKEN) :])
+        return super().bears_token(headers)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -138,10 +69,10 @@ class Access:
                 "this server is not known under that name",
                 "Open it as localhost, or see --name.",
             )
-        if not self.own_origin(request):
+        if not self.own_origin(request.headers):
             return refusal(403, "origin", "this request comes from another site's page")
         if request.path.startswith("/api/"):
-            if not self.bears_token(request):
+            if not self.bears_token(request.headers):
                 return refusal(
                     401,
                     "token",

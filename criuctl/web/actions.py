@@ -7,20 +7,16 @@ asks that process to stop, and waits for its clean-up.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from ..errors import CommandFailed, Forbidden, NotFound, UsageError
+from ..errors import Forbidden, NotFound, UsageError
 from ..ops import pause
-from ..proc import command
-from ..proc.child import Child
+from ..ops.own_commands import OwnCommands
 from ..session.names import check_name
 from .views import Desk
 
@@ -33,9 +29,8 @@ class Actions:
 
     def __init__(self, desk: Desk, program: Sequence[str]) -> None:
         """Set up; `program` is this criuctl with the options that it was started with."""
-        self._desk, self._program = desk, tuple(program)
-        self._children: set[Child] = set()
-        self._ending = False
+        self._desk = desk
+        self._commands = OwnCommands(program, desk.reporter)
 
     async def handle(self, request: web.Request) -> web.Response:
         """Handle ``POST /api/actions`` with ``{action, session}`` or ``{action: restore,
@@ -61,7 +56,7 @@ class Actions:
         else:
             raise UsageError("no such action")
         try:
-            body, code = await self._run(argv)
+            body, code = await self._commands.run(argv)
         finally:
             self._desk.forget_listing()
         if code not in (0, 11):
@@ -72,55 +67,9 @@ class Actions:
         done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
         return {"session": name, "state": done.state}
 
-    async def _run(self, argv: Sequence[str]) -> tuple[dict[str, Any], int]:
-        """Return a criuctl's JSON and exit code."""
-        if self._ending:
-            raise CommandFailed("the server is ending")
-        with tempfile.TemporaryFile() as out:
-            child = command.spawn(
-                [*self._program, *argv, "--json"],
-                stdout=out.fileno(),
-                env=_environment(os.environ),
-                new_session=True,
-            )
-            self._children.add(child)
-            try:
-                await _ended(child)
-            finally:
-                self._children.discard(child)
-            code = child.wait()
-            out.seek(0)
-            said = out.read()
-        try:
-            body = json.loads(said)
-        except ValueError:
-            last = child.stderr_tail().strip().splitlines()
-            raise CommandFailed(
-                f"criuctl {argv[0]} ended with {code}: {last[-1] if last else 'it said nothing'}"
-            ) from None
-        finally:
-            child.close()
-        return body, code
-
     async def close(self) -> None:
         """Interrupt the actions under way, as ^C would, and wait until they have cleaned up."""
-        self._ending = True
-        children = list(self._children)
-        for child in children:
-            self._desk.reporter.warning(f"waiting for criuctl (PID {child.pid}) to clean up")
-            child.terminate()
-        for child in children:
-            while child.poll() is None:
-                await asyncio.sleep(0.05)
-
-
-async def _ended(child: Child) -> None:
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(child.pidfd, over.set)
-    try:
-        await over.wait()
-    finally:
-        loop.remove_reader(child.pidfd)
+        await self._commands.close()
 
 
 async def _fields(request: web.Request) -> Mapping[str, Any]:
@@ -133,11 +82,3 @@ async def _fields(request: web.Request) -> Mapping[str, Any]:
     if not isinstance(fields, dict):
         raise UsageError("the request is not a JSON object")
     return fields
-
-
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of this server: credentials of the store, its proxy, secrets that
-    rules name (``secret: env:``).
-    """
-    # every child process gets these where necessary
-    return {key: value for key, value in ours.items() if key != "PATH"}

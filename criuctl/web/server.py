@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,46 +13,18 @@ from aiohttp import WSCloseCode, web
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import Conflict, UsageError
 from ..report import Reporter
 from ..session.client import caller
-from .access import Access, harden, is_loopback
+from .access import Access, harden
 from .actions import Actions
 from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
 from .live import Live
+from .rules import Address, listen
 from .views import DESK, ROUTES, Desk, errors
 
 STATIC = Path(__file__).parent / "static"
 _PATIENCE = 3.0  # seconds that answers under way have at the end
-
-
-class Address(Struct, frozen=True):
-    """Where the server listens."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Parse ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone; raise `UsageError`."""
-        host, colon, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-            raise UsageError(
-                f"{text!r} is no address to listen on", hint="Like 127.0.0.1:8765, or [::1]:8765."
-            )
-        return cls(host, int(port))
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return is_loopback(self.host)
-
-    def url(self) -> str:
-        """Return the page's address, as a browser on this machine opens it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
 
 class Opened(Struct, frozen=True):
@@ -113,7 +83,7 @@ async def _serve(
     ]
     await runner.setup()
     try:
-        sock = _listen(address)
+        sock = listen(address)
         for number in signals:
             loop.add_signal_handler(number, ended.set)
         assert runner.server is not None
@@ -157,25 +127,3 @@ def application(
 
 async def _page(_request: web.Request) -> web.FileResponse:
     return web.FileResponse(STATIC / "index.html")
-
-
-def _listen(address: Address) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise UsageError(f"{address.host}: no such address ({error.strerror or error})") from error
-    family, kind, protocol, _, where = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(64)
-    except OSError as error:
-        sock.close()
-        message = f"{address.host}:{address.port} cannot be listened on ({error.strerror or error})"
-        raise Conflict(
-            message, hint="Another port: --listen 127.0.0.1:0 takes any that is free."
-        ) from error
-    return sock

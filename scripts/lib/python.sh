@@ -52,11 +52,11 @@ pip() {
 install_criuctl() {
     fresh_venv "$prefix/venv"
     stamp=$("$prefix/venv/bin/python" --version |
-        stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")
+        stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")$extras
     if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
-        pip "$prefix/venv" install "$checkout"
+        pip "$prefix/venv" install "$checkout$extras"
         # The caller's PYTHONPATH and PYTHONHOME must not change what the command imports.
         sed -i '1s|^#!\(/.*/python[0-9.]*\)$|#!\1 -I|' "$prefix/venv/bin/criuctl"
     fi

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -79,8 +77,8 @@ def ui(
     the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
     server, with 0.
     """
-    from ...ops.scheduling.timers import own_program
-    from ...web.server import Address, serve
+    from ...web.rules import Address
+    from ...web.server import serve
 
     address = Address.parse(listen)
     if not address.loopback:
@@ -96,9 +94,6 @@ def ui(
             "criuctl: warning: no TLS: others on the network path can read the token and what "
             "terminals show"
         )
-    program = [*own_program(sys.argv[0], sys.executable)]
-    program += ["--store", app.store] if app.store else []
-    program += ["--config", os.path.abspath(app.config_file)] if app.config_file else []
     with app.reporting() as reporter, contextlib.ExitStack() as stack:
 
         def opened(server: Opened) -> None:
@@ -120,7 +115,7 @@ def ui(
         serve(
             app.config,
             address,
-            program=program,
+            program=app.own_program(),
             reporter=reporter,
             read_only=read_only,
             names=names,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from ...errors import SessionGone, TimedOut, WrongState
 from ..screen.plain_text import strip
@@ -29,29 +29,32 @@ class Reader(Protocol):
     def wait_output(self, offset: int, timeout: float | None = None) -> int: ...
 
 
-class Found(NamedTuple):
-    """A match, and the offset behind the output in which it was found."""
+class Matched(Protocol):
+    """What a search has found; `re.Match` is one."""
 
-    match: re.Match[str]
-    offset: int
+    def __getitem__(self, group: int, /) -> Any: ...
+    def groups(self) -> tuple[Any, ...]: ...
 
 
-class Search:
+M = TypeVar("M", bound=Matched)
+Find = Callable[[str], M | None]
+"""Looks for a pattern in a text."""
+
+
+class Search(Generic[M]):
     """Looks for a pattern in output that comes piece by piece."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
+    def __init__(self, find: Find[M]) -> None:
+        self._find = find
         self._data, self._start = bytearray(), 0  # the newest output, and its offset
 
-    def add(
-        self, offset: int, data: bytes, echoes: Iterable[Sequence[int]] = ()
-    ) -> re.Match[str] | None:
+    def add(self, offset: int, data: bytes, echoes: Iterable[Sequence[int]] = ()) -> M | None:
         """Add output at `offset`; return the match, if there is one now."""
         if offset != self._start + len(self._data):
             self._data, self._start = bytearray(), offset
         self._data += data
         shown = strip(_without(bytes(self._data), self._start, echoes))[0]
-        match = self._pattern.search(shown.decode(errors="replace").replace("\r", "\n"))
+        match = self._find(shown.decode(errors="replace").replace("\r", "\n"))
         if match is None and len(self._data) > _WINDOW:
             # At the beginning of a line: a cut in a control sequence would leave its rest as text.
             cut = self._data.rfind(b"\n", 0, len(self._data) - _WINDOW) + 1
@@ -67,15 +70,16 @@ def compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
 
 
 def wait_for(
-    session: Reader, pattern: re.Pattern[str], since: int | str, timeout: float | None
-) -> Found:
-    """Wait until `pattern` is in the output from `since` on.
+    session: Reader, pattern: str, find: Find[M], since: int | str, timeout: float | None
+) -> tuple[M, int]:
+    """Wait until `find` finds something, which is called `pattern`, in the output from `since` on;
+    return that, and the offset behind the output in which it was found.
 
     `since` is an offset, "start", "now", or "input": the end of the output when any operator typed
     last.  `TimedOut`; `SessionGone` if the session ends first.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    search = Search(pattern)
+    search = Search(find)
     if since in ("now", "input"):
         since = int(session.status()["offset" if since == "now" else "input_offset"])
     while True:
@@ -84,17 +88,17 @@ def wait_for(
         # Asked for afterwards: all echoes in this piece are known by now.
         status = session.status()
         if match := search.add(piece.offset, piece.data, status.get("echoes", ())):
-            return Found(match, since)
+            return match, since
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             session.wait_output(since, left)
         except TimedOut as error:
-            raise TimedOut(f"{pattern.pattern!r} did not come in {timeout:g} s") from error
+            raise TimedOut(f"{pattern!r} did not come in {timeout:g} s") from error
         except WrongState as error:
             status = session.status()
             if int(status["offset"]) <= since:
                 raise SessionGone(
-                    f"session {status['session']!r} ended before {pattern.pattern!r} came"
+                    f"session {status['session']!r} ended before {pattern!r} came"
                 ) from error
 
 

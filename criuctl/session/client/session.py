@@ -66,6 +66,7 @@ class Session(Wire):
         `resume` is (operator id, token) of a connection that was lost: go on as that operator.
         """
         self._closed = False
+        self.comes_back = False  # leaving a ``with`` block keeps the operator, for `resume`
         try:
             super().__init__(sock, f"criuctl/{__version__}")
             hello: dict[str, Any] = {
@@ -329,7 +330,8 @@ class Session(Wire):
         --match``, the output is searched without control sequences and without the echo of what was
         typed, undecodable bytes replaced; ``^`` and ``$`` of a text are at each line.
         """
-        return wait_for(self, compiled(pattern), since, timeout).match
+        wanted = compiled(pattern)
+        return wait_for(self, wanted.pattern, wanted.search, since, timeout)[0]
 
     # -- authority --------------------------------------------------------------------------------
 
@@ -409,6 +411,11 @@ class Session(Wire):
                 self.request("bye", timeout=_GIVE_UP)
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this end has closed the connection."""
+        return self._closed
+
     def close(self) -> None:
         """Close the connection; the operator may come back with `resume`."""
         self._closed = True
@@ -423,7 +430,10 @@ class Session(Wire):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.leave()
+        if self.comes_back:
+            self.close()
+        else:
+            self.leave()
 
     # -- inside -----------------------------------------------------------------------------------
 

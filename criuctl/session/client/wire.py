@@ -6,6 +6,7 @@ holder's errors become criuctl's own, so that callers need to know one kind only
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -99,6 +100,11 @@ class Wire:
     def close(self) -> None:
         """Close the connection; the operator may come back with ``resume``."""
         self._socket.close()
+
+    def break_off(self) -> None:
+        """End the connection from another thread: what blocks in this one raises `SessionGone`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when `receive` may have something.

@@ -30,9 +30,9 @@ WRITTEN = [
 ]
 KEYS = sorted(set(Config.__struct_fields__) - {"sources"})
 SUBJECTS = (
-    "architecture configuration connection-policies environment-and-files json-and-exit-codes "
-    "limits migration monitoring python-api scheduling-and-supervision sessions steps "
-    "stores-and-keys"
+    "agents architecture configuration connection-policies environment-and-files "
+    "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
+    "sessions steps stores-and-keys"
 )
 
 

@@ -18,12 +18,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from criuctl.config import Config
 from criuctl.errors import UsageError
-from criuctl.web.access import Access, hostname, is_loopback
+from criuctl.web.access import Access
 from criuctl.web.actions import Actions
 from criuctl.web.bridge import Bridge
 from criuctl.web.connection_limits import Gate
 from criuctl.web.live import Live
-from criuctl.web.server import STATIC, Address, application
+from criuctl.web.rules import Address, hostname, is_loopback
+from criuctl.web.server import STATIC, application
 from criuctl.web.views import Desk
 
 ASKED = ["about", "sessions/web/tree", "sessions/web/connections", "sessions/web/checkpoints"]
@@ -329,5 +330,5 @@ def test_what_is_done_knows_what_the_server_was_started_with(
     monkeypatch.setenv("PATH", "/usr/bin")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     actions = Actions(Desk(Config(state_dir=str(tmp_path))), [sys.executable, "-c", program])
-    body, code = asyncio.run(actions._run(["restore"]))
+    body, code = asyncio.run(actions._commands.run(["restore"]))
     assert (code, body["PGPASSWORD"]) == (0, "canary") and "/usr/sbin" in body["PATH"].split(":")

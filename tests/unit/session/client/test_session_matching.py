@@ -32,7 +32,7 @@ def test_an_echo_is_no_answer() -> None:
 
 
 def test_what_looked_like_an_echo_may_turn_out_to_be_none() -> None:
-    search = Search(compiled("echoes"))
+    search = Search(compiled("echoes").search)
     assert search.add(0, b"echo", ((0, 4),)) is None
     assert search.add(4, b"es\r\n") is not None
 
@@ -41,7 +41,7 @@ def test_a_match_may_begin_in_earlier_output_and_a_gap_ends_it() -> None:
     lines = b"x" * 78 + b"\r\n"
     assert found("one.*two", b"one ", b"two") == "one two"
     assert found("(?s)one.*two", b"one\r\n", lines * 2000, b"two") is None  # too long ago
-    search = Search(compiled("(?s)one.*two"))
+    search = Search(compiled("(?s)one.*two").search)
     assert search.add(0, b"one") is None and search.add(500, b"two") is None
 
 

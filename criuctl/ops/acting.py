@@ -1,0 +1,120 @@
+"""On whose behalf this process works on sessions, for front doors that serve other programs.
+
+The command line works for the user that typed it.  A server does each piece of work inside a `Call`
+of one of its `Client`s.  Every connection to a holder that is opened meanwhile
+(`criuctl.ops.sessions.connect`) is then an operator of the kind ``agent`` with the client's name,
+and never with a higher role than the client may have.  Between two calls it has no connection; in
+the next one the same operator comes back, and has its lease again if no other operator has asked
+for it.
+
+A call blocks, in a thread.  `Call.cancel`, from another thread, ends what it waits for: its
+connections break, and no others are opened.  What it has started in the session runs on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ..errors import NotFound, SessionGone
+from ..session.protocol import ROLES
+
+if TYPE_CHECKING:
+    from ..session.client.session import Session
+
+    Resume = tuple[str, str] | None  # operator id and token
+
+_MOST_KEPT = 256  # sessions whose operator is remembered
+_current: ContextVar[Call | None] = ContextVar("criuctl.acting", default=None)
+
+
+class Client:
+    """A program that is served: its name as an operator, and the highest role it may have."""
+
+    def __init__(self, name: str, role: str) -> None:
+        self.name, self.role = name, role
+        self._away: dict[str, tuple[str, str]] = {}  # session -> operator that may come back
+
+    def capped(self, role: str) -> str:
+        """Return `role`, or the client's if that is lower."""
+        return min(role, self.role, key=ROLES.index)
+
+    def take(self, session: str) -> Resume:
+        """Return its operator of this session that has no connection now, if there is one."""
+        return self._away.pop(session, None)
+
+    def keep(self, session: str, operator: str, token: str) -> None:
+        """Remember an operator whose connection is closed."""
+        while len(self._away) >= _MOST_KEPT:
+            self._away.pop(next(iter(self._away)), None)
+        self._away[session] = operator, token
+
+
+class Call:
+    """One piece of work for a client; enter it in the thread that does the work."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._lock = threading.Lock()
+        self._opened: list[tuple[str, Session]] = []
+        self._cancelled = False
+        self._before: Token[Call | None] | None = None
+
+    def connect(self, session: str, role: str, open_: Callable[[str, Resume], Session]) -> Session:
+        """Return a connection that `open_` has opened, given role and the operator to resume."""
+        role = self.client.capped(role)
+        resume = self._resumed(session) or self.client.take(session)
+        try:
+            connected = open_(role, resume)
+        except SessionGone:
+            raise
+        except NotFound:  # the holder has forgotten the operator, or is another one
+            connected = open_(role, None)
+        connected.comes_back = True
+        with self._lock:
+            self._opened.append((session, connected))
+            if self._cancelled:
+                connected.break_off()
+        return connected
+
+    def cancel(self) -> None:
+        """Break the connections of this call; called from another thread."""
+        with self._lock:
+            self._cancelled = True
+            for _session, connected in self._opened:
+                connected.break_off()
+
+    def _resumed(self, session: str) -> Resume:
+        """Return the operator of a connection to `session` that this call has closed already."""
+        with self._lock:
+            for at, (name, connected) in enumerate(self._opened):
+                if name == session and connected.closed:
+                    del self._opened[at]
+                    return connected.operator, connected.token
+        return None
+
+    def __enter__(self) -> Self:
+        self._before = _current.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._before is not None
+        _current.reset(self._before)
+        with self._lock:
+            for session, connected in self._opened:
+                connected.close()
+                self.client.keep(session, connected.operator, connected.token)
+            self._opened.clear()
+
+
+def current() -> Call | None:
+    """Return the call that this thread works on, if it does."""
+    return _current.get()
