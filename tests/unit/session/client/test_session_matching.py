@@ -9,7 +9,7 @@ from criuctl.session.client.matching import ECHO, Search, compiled
 
 def found(pattern: str, *pieces: bytes, echoes: tuple[tuple[int, int], ...] = ()) -> str | None:
     """What is found when the last piece has come."""
-    search, at, match = Search(compiled(pattern)), 0, None
+    search, at, match = Search(compiled(pattern).search), 0, None
     for piece in pieces:
         match = search.add(at, piece, echoes)
         at += len(piece)
