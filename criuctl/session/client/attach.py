@@ -127,11 +127,9 @@ class Attachment:
         if self._start is not None or not self._terminal.is_terminal:
             self._attach(status["offset"] if self._start is None else self._start)
         else:
-            self._attach(self._shown.draw(self.session, history=True))
-            if (
-                self._redraw_at is not None and self._ended is None
-            ):  # the session has this terminal's size now
-                self._restore_screen()
+            self._draw(history=True)
+            if self._redraw_at is not None and self._ended is None:
+                self._restore_screen()  # the session has this terminal's size now
         if self._ended is not None:
             return
         restored = status.get("restored")
@@ -185,6 +183,11 @@ class Attachment:
         self._ended = Ended(
             "exited" if status["state"] == "exited" else "lost", status["exit_code"]
         )
+
+    def _draw(self, *, history: bool) -> None:
+        """Draw the session's present screen, and have its output go on there."""
+        position = self._shown.draw(self.session, history=history)
+        self._attach(self._position if position is None else position)
 
     def _fit(self, size: dict[str, Any]) -> None:
         """Draw the screen again if it fits no longer, or again, into the terminal."""
@@ -395,7 +398,7 @@ class Attachment:
             message = self.session.receive(0)
             if message is not None and not isinstance(message, Output):
                 self._on_message(message)
-        self._attach(self._shown.draw(self.session, history=False))
+        self._draw(history=False)
 
     # -- the connection is lost -------------------------------------------------------------------
 

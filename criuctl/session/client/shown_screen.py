@@ -35,11 +35,14 @@ class ShownScreen:
         """Whether only a part of the screen is shown."""
         return self._view is not None
 
-    def draw(self, session: Session, *, history: bool) -> int:
-        """Draw the session's present screen; return the offset at which its output goes on."""
+    def draw(self, session: Session, *, history: bool) -> int | None:
+        """Draw the session's present screen; return the offset at which its output goes on.
+
+        None: the terminal has no size, and nothing was drawn.
+        """
         size, status = self._terminal.size, session.status()
         if size is None:
-            return int(status["offset"])
+            return None
         screen = replay(session, status)
         if history:
             self._terminal.put(b"\r\n" * size[0])  # what is on this screen goes into the scrollback
@@ -83,5 +86,7 @@ class ShownScreen:
             self.due = time.monotonic() + _FRAME  # the terminal is slow
 
     def leave(self) -> None:
-        """Undo what the output has changed in the terminal."""
+        """Draw the last of a part, and undo what the output has changed in the terminal."""
+        if self.due is not None:
+            self.update()
         self._terminal.put(self._changes.undo())

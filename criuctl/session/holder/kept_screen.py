@@ -65,7 +65,10 @@ class KeptScreen:
     def came(self) -> None:
         """Output came: go on if there is enough of it."""
         since, log = self._modes.alternate_since, self._log
-        if since is None or self._busy or log.end - since < _STEP:
+        if since is None:
+            self._kept = None
+            return
+        if self._busy or log.end - since < _STEP:
             return
         kept, whole = self.current(), True
         if kept is None:

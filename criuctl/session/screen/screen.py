@@ -3,7 +3,7 @@
 `Screen` reads the stream: text, and the whole grammar of control sequences, so that device control
 strings, private parameters or colons never end up as text.  `Grid`, from which it derives, keeps
 the cells.  Lines that scroll by at once never become cells, and text is put into them a run at a
-time: plain output costs 10 ns a byte, output with colours about 150.
+time: plain output costs 20 ns a byte, output with colours about 160.
 
 Why an emulator of our own: it runs on hostile bytes, mostly as root.  `pyte` loses text after
 characters without a width and takes 1.3 µs a byte.  asciinema's `avt` (wheel `pyavt`) has one
