@@ -27,8 +27,8 @@ belongs to the record of a process: `processor_affinity` and `thread_attributes`
 (`dump/manifest_of_tree.py` calls them).  `call_time_limits` has to look before the freeze, and
 `interrupted_calls` serves a freeze that failed as well: `dump/freeze.py` calls these.
 
-A repair has no part in the findings before a freeze or a restore.  What it mends needs none; what it
-cannot mend is of a whole kind (locks, mappings, watches), which `dump/checks` and
+A repair has no part in the findings before a freeze or a restore.  What it mends needs none; what
+it cannot mend is of a whole kind (locks, mappings, watches), which `dump/checks` and
 `restore/observation` look at together.
 
 A method that raises `CriuctlError` or `OSError` stops the operation, and the tree is safe: a dump

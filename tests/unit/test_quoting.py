@@ -122,6 +122,10 @@ OURS = {
     ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
     ("proc/ownership.py", "fault.remedy"),  # a command with its path quoted, by proc/trustedpath.py
     ("ops/migrate.py", "wanted"),  # by which reports name a rule
+    # of a regular expression, not of a command
+    ("session/screen/screen.py", "NARROW"),
+    ("session/screen/screen.py", "_STRING_END"),
+    ("session/screen/screen.py", "_INSIDE"),
     # the mark in a crontab, by which the line is found; a schedule's name
     ("ops/scheduling/timers.py", "name"),
 }
