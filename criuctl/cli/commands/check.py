@@ -111,8 +111,9 @@ def check(app: App, target: str) -> int:
         lines = findings_lines(f for f in found if f["level"] != "info" or app.verbose)
         verdict = "cannot be dumped" if errors else "can be dumped"
         counts = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
-        looked_at = f" ({tree[0].command}, {plural(len(tree), 'process', 'processes')})"
-        what = target + (looked_at if tree else "")
+        what = target
+        if tree:
+            what += f" ({tree[0].command}, {plural(len(tree), 'process', 'processes')})"
         return "\n".join([*lines, f"{printable(what)} {verdict}: {counts}"])
 
     app.emit({"ok": not errors, "findings": found}, human, brief=lambda: "")

@@ -27,6 +27,7 @@ from criuctl.session.client.session import Session
 from criuctl.session.holder.command_operations import CommandOperations
 from criuctl.session.holder.event_operations import EventOperations
 from criuctl.session.holder.holder_operations import HolderOperations
+from criuctl.session.holder.inside_operations import InsideOperations
 from criuctl.session.holder.output_operations import OutputOperations
 from criuctl.session.holder.presence_operations import PresenceOperations
 from criuctl.session.holder.step_operations import StepOperations
@@ -45,6 +46,7 @@ GROUPS: list[Any] = [
     TreeOperations,
     HolderOperations,
     StepOperations,
+    InsideOperations,
 ]
 OPERATIONS_OF_THE_HOLDER = sorted(
     name

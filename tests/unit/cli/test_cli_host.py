@@ -98,7 +98,7 @@ def test_check_looks_at_a_live_tree_and_leaves_it_alone(criuctl: Run, env: dict[
             assert done.returncode == (4 if errors else 0)
             text = criuctl("check", str(child.pid), env=env).stdout
             assert text.splitlines()[-1].startswith(
-                f"{child.pid} {'can' if body['ok'] else 'cannot'} be dumped: "
+                f"{child.pid} (python, 1 process) {'can' if body['ok'] else 'cannot'} be dumped: "
             )
             assert child.poll() is None
             for store, code in (("/proc/none", "store"), (env["CRIUCTL_STORE"], "no-such-bucket")):

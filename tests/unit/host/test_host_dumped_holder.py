@@ -35,6 +35,7 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         read=lambda _start, _end: outputs.pop(0),
         request=lambda _op: answer,
         status=lambda: {"created": 1.0, "command": ["yes"], "labels": {}},
+        kept_screen=lambda: {"offset": 895},
     )
     holder = DumpedHolder(
         Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack()
@@ -46,6 +47,7 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         assert record is not None and record.scrollback is not None
         # so the next byte is the 900th, as the status says
         assert (record.base, record.scrollback.size) == (890, 10)
+        assert record.modes["screen"] == {"offset": 895}
         assert record.input_offset == 893
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from criuctl.session.screen.drawing import redraw
+from criuctl.session.screen.cells import plain
+from criuctl.session.screen.drawing import View, redraw
 from criuctl.session.screen.grid import Cursor
 from criuctl.session.screen.screen import Screen
 
@@ -251,3 +254,21 @@ def test_what_scrolls_through_at_once_is_the_same_as_line_by_line() -> None:
             parts.feed(b"\r\n")
         assert _seen(whole) == _seen(parts)
         assert whole.scrollback(ansi=True) == parts.scrollback(ansi=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_PIECES, max_size=30), st.lists(st.integers(1, 30), max_size=6))
+def test_a_part_that_is_drawn_step_by_step_is_that_part(
+    pieces: list[bytes], cuts: list[int]
+) -> None:
+    """On a smaller terminal: after each step its rows are those around the cursor."""
+    screen, small = Screen(20, 6), Screen(11, 4)
+    view = View(screen)
+    for begin, end in pairwise(sorted({0, *cuts, 30})):
+        screen.feed(b"".join(pieces[begin:end]))
+        small.feed(view.update(4, 11).encode(errors="replace"))
+        left = min(screen.cursor.x, 19) - small.cursor.x
+        top = screen.cursor.y - small.cursor.y
+        assert 0 <= left <= 9 and 0 <= top <= 2 and small.visible == screen.visible
+        shown = [line.clipped(left, left + 11).runs() for line in screen.rows[top : top + 4]]
+        assert [plain(line.runs()) for line in small.rows] == [plain(runs) for runs in shown]
