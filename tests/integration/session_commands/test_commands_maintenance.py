@@ -116,6 +116,7 @@ def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home
     itself.
     """
     operators("run", "-d", "--name", "over", "--", "sh", "-c", "read line")
+    operators("store", "init", "--store", operators.store.name, "--no-encrypt")
     # as it is called in this folder
     operators("snapshot", "--all", "--store", operators.store.name)
     operators("send", "over", "--enter")
