@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..config import Config
-from ..errors import NoSuchProcess, SessionGone, TimedOut
+from ..errors import Conflict, NoSuchProcess, SessionGone, TimedOut
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from ..proc import netfilter, socketfiles
@@ -23,6 +23,7 @@ from ..session.sessions import leftovers, state_of
 from .sessions import Connect, connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
+_DUMP_PATIENCE = 10.0  # seconds that a dump of the session may take to let go of it
 _KILL_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
 
 
@@ -64,10 +65,26 @@ def _kill(config: Config, name: str, grace: float, connect: Connect) -> dict[str
         if was in ("exited", "lost"):
             killed = 0
         else:
-            killed = session.kill(grace)
+            killed = _once_free(lambda: session.kill(grace))
         ended = session.wait_exit(_KILL_PATIENCE)
     body = {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
     return body | {"leases_kept": forget(config, name)}
+
+
+def _once_free(end: Callable[[], int]) -> int:
+    """Return what `end` returns, once no dump has the tree in its hands.
+
+    A snapshot is over soon, and a program may ask for one after the other.
+    """
+    deadline = time.monotonic() + _DUMP_PATIENCE
+    while True:
+        last = time.monotonic() >= deadline
+        try:
+            return end()
+        except Conflict:
+            if last:
+                raise
+        time.sleep(_LOOK)
 
 
 def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:

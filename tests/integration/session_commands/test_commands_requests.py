@@ -76,6 +76,7 @@ def test_a_supervisor_takes_the_checkpoint(operators: Operators) -> None:
     run_program(operators, "work", ASKS, str(operators.home.path / "go"))
     wait_for(operators, "work", "ready")
     elsewhere = operators.home.path / "elsewhere"
+    operators("store", "init", "--store", elsewhere)
     watch = Supervised(
         operators.start("supervise", "work", "--every", "1h", "--store", str(elsewhere))
     )
