@@ -12,7 +12,7 @@ import time
 import pytest
 from support.keeper import wait_until
 
-from criuctl.criu import features, hang_detection, rpc
+from criuctl.criu import hang_detection, rpc
 from criuctl.criu.binary import CriuBinary
 from criuctl.proc.tree import Process, read_tree
 
@@ -38,12 +38,6 @@ def test_work_anywhere_below_counts(code: str, works: bool) -> None:
     wait_until(
         lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended"
     )
-
-
-@pytest.fixture
-def no_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No program of these tests can be asked for the kernel's features."""
-    monkeypatch.setattr(features, "_lend", lambda _argv: None)
 
 
 @pytest.mark.usefixtures("no_features")

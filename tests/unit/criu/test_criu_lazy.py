@@ -47,7 +47,7 @@ def no_process_left() -> Iterator[None]:
     assert [process for process in _below() if process.identity not in before] == []
 
 
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("no_process_left", "no_features")
 def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon waits for a tree that will never come, and would not be ended later."""
 
@@ -60,7 +60,7 @@ def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.Monke
         pass
 
 
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("no_process_left", "no_features")
 def test_a_host_that_has_no_thread_left(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon runs by then."""
 
