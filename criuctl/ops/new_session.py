@@ -82,15 +82,11 @@ def run(
 ) -> NewSession:
     """Start `argv` as a new session under its own holder; `size` is rows and columns.
 
-    The folder `workspace` is where it starts, unless `cwd` is given, and is carried along when the
-    session moves to another host. `env` is its environment, by default this process's. With
-    `hooks`, an interactive shell reports its prompts and takes commands
-    (`session.launch.shell_hooks`). Without `io_uring` or `mptcp` (Multipath TCP) the session finds
-    a kernel that lacks them.
-
-    The session inherits from `env`, by default this process's environment, and gets `more_env` as
-    it is. A `detached` session is shown on no terminal of the caller's, whose TERM may say so
-    (`dumb`): then it gets another one.
+    It starts in `cwd`, else in the folder `workspace`, which is carried along when the session
+    moves to another host. It inherits from `env`, by default this process's environment, and gets
+    `more_env` as it is; a `detached` one gets another TERM than `dumb`. With `hooks`, an
+    interactive shell reports its prompts (`session.launch.shell_hooks`). Without `io_uring` or
+    `mptcp` (Multipath TCP) it finds a kernel that lacks them.
 
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
