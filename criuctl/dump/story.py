@@ -76,8 +76,7 @@ def dump(
     reporter: Reporter,
     delivery: Delivery | None = None,
 ) -> DumpResult:
-    """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured
-    store.
+    """Dump the tree that `target` names (a PID, a session, a configured tree) into the store.
 
     Raises a `CriuctlError` that says whether the tree runs on; after the commit, failures are
     warnings.
