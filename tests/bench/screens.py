@@ -17,7 +17,7 @@ from .report import SUBJECT, Bound, Section
 if TYPE_CHECKING:
     from .cases import Bench
 
-_SIZE = 4 << 20  # of which the time for all is estimated
+_SIZE = 4 << 20  # measured; the time for all is estimated from it
 _WHOLE = 16 << 20
 _LINES = {
     "plain lines": "line {0} of the output of a program that prints much\r\n",

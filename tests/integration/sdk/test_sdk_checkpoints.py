@@ -85,7 +85,7 @@ def test_an_object_works_on_after_a_dump_and_a_restore(shell: Shell) -> None:
 
 
 def test_an_object_whose_holder_is_gone(shell: Shell, operators: Operators) -> None:
-    """It says so, also after a restore under another holder, until it is told to go on."""
+    """It says so, also after a restore under another holder, until it is resumed."""
     s = shell("work")
     s.exec("x=42")
     s.dump()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,10 +18,7 @@ import pytest
 from criuctl.proc import commandchild, joined_process
 from criuctl.proc.tree import children
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or platform.machine() != "x86_64" or shutil.which("tini") is None,
-    reason="needs root, x86-64 and tini",
-)
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="only known for x86-64")
 ENV = {"PATH": os.environ["PATH"], "MARK": "here"}
 
 

@@ -134,8 +134,7 @@ def test_where_it_differs_from_tmux(what: str) -> None:
 
 @pytest.fixture
 def tmux(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    if shutil.which("tmux") is None:
-        pytest.skip("needs tmux")
+    assert shutil.which("tmux") is not None, "tmux is not installed: scripts/setup --dev"
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
