@@ -369,7 +369,7 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
     holder = f"{names.process(pid)}:{fd}"
     record: dict[str, Any] = {
         "cloexec": bool(flags & os.O_CLOEXEC),
-        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY | O_LARGEFILE)),
+        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW | O_LARGEFILE)),
         "offset": values.get("pos"),
     }
     kind, _, inode = target.partition(":")

@@ -21,7 +21,10 @@ def _written(place: Place, name: str = "file") -> str:
 
 
 def _state(fd: int) -> list[object]:
-    """Flags that a program can see, offset, size, links."""
+    """Flags of the open file and of the descriptor, size, links.
+
+    O_DIRECTORY and O_NOFOLLOW only have a meaning while a file is being opened: see the limits.
+    """
     status = os.fstat(fd)
     return [
         fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_DIRECTORY | os.O_NOFOLLOW),
@@ -152,8 +155,8 @@ def path_only(place: Place) -> Step:
     while True:
         yield [
             os.readlink(f"/proc/self/fd/{fd}").removeprefix(place.folder),
+            *_state(fd)[:2],
             oct(os.fstat(fd).st_mode),
-            fcntl.fcntl(fd, fcntl.F_GETFL),
         ]
 
 
