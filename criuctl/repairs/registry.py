@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 
 from ..criu.images import ImageSet
+from .ambient_capabilities import AmbientCapabilities
 from .base import FrozenTree, Repair, RestoredTree, RestoreImages
 from .closed_peers import ClosedPeers
 from .descriptor_flags import DescriptorFlags
@@ -31,6 +32,7 @@ from .timerfds import TimerDescriptors
 
 ALL: tuple[type[Repair], ...] = (
     LateSignals,  # first at a dump: what comes later is lost
+    AmbientCapabilities,
     FileLocks,
     EventfdSemaphores,
     MemfdSeals,

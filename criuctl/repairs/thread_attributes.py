@@ -26,6 +26,7 @@ USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter
 pages.
 """
 
+_REAL_TIME = (os.SCHED_FIFO, os.SCHED_RR, 6)  # and SCHED_DEADLINE: they have no timer slack
 _PERSONALITY = 135  # the system call, of x86-64
 _NO_CLASS = 1 << 13  # I/O priorities below this have no class, which means none
 
@@ -91,8 +92,8 @@ def _of(tid: int, *, leads: bool) -> dict[str, int]:
         priority = io_priority(tid)
         found["io_priority"] = priority if priority >= _NO_CLASS else 0
     with suppress(OSError, ValueError):
-        # a real-time thread has none
-        found["timer_slack"] = _read(tid, "timerslack_ns") or USUAL["timer_slack"]
+        if os.sched_getscheduler(tid) not in _REAL_TIME:
+            found["timer_slack"] = _read(tid, "timerslack_ns")
     with suppress(OSError, ValueError):
         found["personality"] = _read(tid, "personality", 16)
     if leads:
@@ -109,8 +110,12 @@ def _set(tid: int, name: str, value: int) -> None:
             result = inject.call(tid, _PERSONALITY, value)
         if result < 0:
             raise OSError(-result, os.strerror(-result))
+    elif name == "timer_slack":
+        _write(tid, "timerslack_ns", value)
+        if not value and _read(tid, "timerslack_ns"):
+            _write(tid, "timerslack_ns", 1)  # zero stands for the thread's default there
     else:
-        _write(tid, "timerslack_ns" if name == "timer_slack" else "coredump_filter", value)
+        _write(tid, "coredump_filter", value)
 
 
 def _read(tid: int, name: str, base: int = 10) -> int:

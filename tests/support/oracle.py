@@ -16,11 +16,12 @@ pointer is left out, for the kernel and CRIU may use it.
 The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server
 with timers) is compared without memory.  `diff` returns sentences; an empty list is equality.
 
-What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY in
-a descriptor's flags; the name of a deleted file whose name is taken again (``.cr_link`` is added to
-it); SO_REUSEPORT of sockets that do not listen; the names of connected unix streams (they come back
-as an unnamed pair); the name of shared anonymous memory; whether a shared mapping that can never be
-written to has VM_SHARED (of a file that is open for reading only the kernel takes it off).
+What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY
+and O_NOFOLLOW in a descriptor's flags; the name of a deleted file whose name is taken again
+(``.cr_link`` is added to it); SO_REUSEPORT of sockets that do not listen; the names of connected
+unix streams (they come back as an unnamed pair); the name of shared anonymous memory; whether a
+shared mapping that can never be written to has VM_SHARED (of a file that is open for reading only
+the kernel takes it off).
 """
 
 from __future__ import annotations
@@ -318,7 +319,8 @@ def _thread(pid: int, task: int) -> dict[str, Any] | None:
         "policy": policy,
         "rt_priority": fields[37],
         "io_priority": _io_priority(task),
-        "timer_slack": read(f"/proc/{task}/timerslack_ns").strip(),
+        # 1 ns is set where a thread had none: to set 0 sets the default
+        "timer_slack": max(1, int(read(f"/proc/{task}/timerslack_ns") or 0)),
         "personality": read(f"/proc/{task}/personality").strip(),
         "status": {key: status[key] for key in THREAD_KEYS},
     }

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
-from animal import Check, libc, serve
+from animal import Check, libc, serve, sleeper
 
 IOPRIO_SET, IOPRIO_GET, WHO_PROCESS = (
     (251, 252, 1) if os.uname().machine == "x86_64" else (30, 31, 1)
@@ -60,6 +61,18 @@ if os.fork() == 0:  # one with the usual values, next to its parent
     while os.read(question[0], 1):
         os.write(answer[1], repr(have()).encode())
     os._exit(0)
+if os.fork() == 0:  # a real-time process has no slack; its children and threads differ in theirs
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    if os.fork() == 0:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.write(answer[1], b".")
+        sleeper()
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
+    os.write(answer[1], b".")
+    sleeper()
+os.read(answer[0], 1)
+os.read(answer[0], 1)
 if os.fork() == 0:  # one that has ended, and is not waited for
     os._exit(0)
 take(IDLE, 123_456, ADDR_NO_RANDOMIZE)

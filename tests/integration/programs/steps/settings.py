@@ -14,6 +14,8 @@ from . import Place, Step, call, kind, libc
 
 PRCTL = 157
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_SET_SECUREBITS, PR_GET_SECUREBITS = 1, 2, 28, 27
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, PR_CAP_AMBIENT_RAISE = 47, 1, 2
+SECBIT_NO_CAP_AMBIENT_RAISE = 1 << 6
 SYS_CAPGET, SYS_CAPSET = 125, 126
 SYS_SETRESUID, SYS_SETFSUID, SYS_SETRESGID, SYS_SETGROUPS, SYS_SECCOMP = 117, 122, 119, 116, 317
 SYS_MEMBARRIER = 324
@@ -97,12 +99,15 @@ def _set_capabilities(place: Place) -> Callable[[], Any]:
     call(SYS_CAPSET, header, data)
     _prctl(24, 16)
     if place.random.random() < 0.5:
-        _prctl(47, 2, 13)
+        _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, 13)
     return _capabilities
 
 
 def _set_secure_bits(place: Place) -> Callable[[], Any]:
-    _prctl(PR_SET_SECUREBITS, place.one([0b1, 0b11, 0b100, 0b10000, 0b1010101]))
+    bits = place.one([0b1, 0b11, 0b100, 0b10000, 0b1010101])
+    if _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, 13):
+        bits &= ~SECBIT_NO_CAP_AMBIENT_RAISE  # a dump of both is refused
+    _prctl(PR_SET_SECUREBITS, bits)
     return lambda: _prctl(PR_GET_SECUREBITS)
 
 
