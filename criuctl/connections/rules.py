@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from ..checkpoint.connection_record import ConnectionRecord, endpoint
 from . import secret_scope
+from .detect import by_appearance
 from .protocols.base import Settings
 from .secret_scope import Owner, Terms
 
@@ -155,8 +156,6 @@ def _matches(
 
 
 def _speaks(record: ConnectionRecord, protocols: Iterable[str]) -> bool:
-    from .detect import by_appearance
-
     transport = "unix" if record.family == "unix" else record.protocol
     return any(
         p == transport if p in TRANSPORTS else p == (record.application or by_appearance(record))

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 from ..checkpoint.connection_record import ConnectionRecord
 from ..config import Config
 from ..errors import CriuctlError, NoSuchProcess, Vetoed
+from ..hooks.contract import RECONNECT
+from ..hooks.find import executables
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process, read_tree
@@ -139,9 +141,6 @@ class Survey:
         """
         if not names:
             return
-        from ..hooks.contract import RECONNECT
-        from ..hooks.find import executables
-
         for name in sorted(names - {hook.name for hook in executables(self.config, RECONNECT)}):
             text = f"there is no reconnect hook {name!r} here, which a connection rule names"
             self.reporter.warning(

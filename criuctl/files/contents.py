@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 
+from blake3 import blake3
+
 from ..checkpoint.chunks import StreamRef
 from ..checkpoint.file_records import FileRecord
 from ..checkpoint.records import MAX_INT
@@ -21,8 +23,6 @@ def digest(fd: int, length: int) -> str:
     """Return the BLAKE3 (hex) of the first `length` bytes of an open file; "" when it is
     shorter.
     """
-    from blake3 import blake3
-
     hasher = blake3()
     buffer = bytearray(min(_PIECE, max(length, 1)))
     view = memoryview(buffer)

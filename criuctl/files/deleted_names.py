@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Literal
 
+from blake3 import blake3
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -247,8 +248,6 @@ def _change(
 
 def _digest(link: LinkRecord, reader: CheckpointReader) -> str:
     """Return the digest of the recorded contents, if the dump took none."""
-    from blake3 import blake3
-
     hasher = blake3()
     for piece in reader.chunks(link.data):
         hasher.update(piece)

@@ -39,6 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from blake3 import blake3
 from msgspec import Struct
 
 from ..checkpoint.manifest import Manifest, PredicateRecord
@@ -53,7 +54,7 @@ from ..errors import (
 )
 from ..host import key
 from ..host.retention import seconds
-from ..proc import file_access, folder_walk, trustedpath
+from ..proc import command, file_access, folder_walk, trustedpath
 from ..proc.credentials import Credentials
 from ..report import Finding
 
@@ -347,10 +348,6 @@ def _file(
 
 def _run(config: Config, text: str) -> str:
     """Return the BLAKE3 of what the command prints."""
-    from blake3 import blake3
-
-    from ..proc import command
-
     try:
         done = command.run(
             ["sh", "-c", text],

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from msgspec.structs import asdict
 
 from ..checkpoint.key_files import read_secret
 from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE
+from ..checkpoint.repository import Repository
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
 from ..host.failures import diagnosis
@@ -97,8 +99,6 @@ def report(config: Config) -> dict[str, Any]:
 
 def _versions(config: Config) -> dict[str, Any]:
     found = versions(config)
-    from importlib import metadata
-
     libraries = {}
     for name in ("boto3", "click", "cryptography", "protobuf", "zstandard"):
         with suppress(metadata.PackageNotFoundError):
@@ -155,8 +155,6 @@ def _room(path: str) -> dict[str, Any]:
 
 
 def _store(config: Config) -> dict[str, Any]:
-    from ..checkpoint.repository import Repository
-
     with open_store(config.store, config) as store:
         url = store.url
         endpoint = (

@@ -17,14 +17,22 @@ from typing import Any
 
 from .. import __version__
 from ..checkpoint.manifest import MANIFEST_VERSION
+from ..checkpoint.repository import Repository
 from ..config import Config
+from ..connections.rule_parsing import UNKNOWN_USER, parse
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
+from ..files import predicates
+from ..hooks.find import all_hooks
+from ..host import configured_trees, retention
 from ..proc import netfilter
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..quoting import quoted
 from ..report import Finding
+from ..session.client.keyboard import DetachKey
+from ..store import open_store
+from ..transport.ssh import Host
 from . import host_checks
 from .host_checks import dotted, has_pidfd_getfd, probe_folder
 
@@ -123,7 +131,6 @@ def features() -> dict[str, Any]:
 
 
 def _hooks(config: Config) -> Iterator[Finding]:
-    from ..hooks.find import all_hooks
     from ..hooks.runner import check
 
     check(config)  # raises for an impossible configuration
@@ -144,8 +151,6 @@ def _configuration(config: Config) -> Iterator[Finding]:
                 f"{source} can be written by other users",
                 f"chmod go-w {quoted(source)}",
             )
-    from ..connections.rule_parsing import UNKNOWN_USER, parse
-
     rules = parse(config).rules
     if rules:
         yield Finding(
@@ -179,11 +184,6 @@ def _named(config: Config) -> Iterator[Finding]:
     """Check the parts of the configuration that are read only when they are needed, for example at
     night by cron.
     """
-    from ..files import predicates
-    from ..host import configured_trees, retention
-    from ..session.client.keyboard import DetachKey
-    from ..transport.ssh import Host
-
     readers: list[tuple[str, Callable[[], object]]] = [
         ("", lambda: configured_trees.trees(config)),
         ("", lambda: retention.policies(config.retention)),
@@ -212,9 +212,6 @@ def _clock(_config: Config) -> Iterator[Finding]:
 
 
 def _store(config: Config) -> Iterator[Finding]:
-    from ..checkpoint.repository import Repository
-    from ..store import open_store
-
     store = open_store(config.store, config)
     try:
         repository = Repository.open(store, config)

@@ -18,6 +18,10 @@ from msgspec import Struct, field
 from ..checkpoint.connection_record import ConnectionRecord
 from ..checkpoint.manifest import Manifest
 from ..config import Config
+from ..connections import secrets
+from ..connections.decision import decide
+from ..connections.record import look
+from ..connections.rule_parsing import parse
 from ..connections.secret_scope import Owner, of_tree
 from ..errors import NoSuchProcess, NotFound, UsageError
 from ..hooks import PHASES, Hooks
@@ -32,6 +36,7 @@ from ..proc.descriptors import descriptors
 from ..proc.namespace_sockets import namespace_socket
 from ..proc.tree import read_process, read_tree
 from ..report import Reporter
+from .inspect import show
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6, "unix": socket.AF_UNIX}
 # The additional input of a phase; nothing of it has happened.
@@ -163,8 +168,6 @@ def _verdict(config: Config, result: HookResult) -> str:
 
 
 def _running(config: Config, target: str) -> _Subject:
-    from ..connections.record import look
-
     registry = Registry(config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     root = resolved.root
@@ -185,8 +188,6 @@ def _running(config: Config, target: str) -> _Subject:
 
 
 def _stored(config: Config, ref: str) -> _Subject:
-    from .inspect import show
-
     manifest: Manifest = show(config, ref).manifest
     hooks: Hooks = hook_facts.of_restore(config, Reporter(), manifest, manifest.session.name)
     commands = {p.ns_pid: p.command for p in manifest.processes}
@@ -195,10 +196,6 @@ def _stored(config: Config, ref: str) -> _Subject:
 
 
 def _reconnect(config: Config, name: str, subject: _Subject, fd: tuple[int | None, int]) -> Trial:
-    from ..connections import secrets
-    from ..connections.decision import decide
-    from ..connections.rule_parsing import parse
-
     record = _record(subject, fd)
     decision = decide(
         record,

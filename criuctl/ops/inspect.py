@@ -31,6 +31,7 @@ from ..errors import (
     PlatformError,
     UnsupportedFormat,
 )
+from ..files import predicates
 from ..host import latest_checkpoints
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry, exclusive_session
@@ -94,8 +95,6 @@ def show(
 
     With a slash in it, `ref` is a path outside any store: see `foreign`.
     """
-    from ..files import predicates
-
     found = _look(config, ref, maps, env, reporter or Reporter())
     return replace(
         found,

@@ -18,7 +18,10 @@ from ..errors import Conflict, NoSuchProcess, SessionGone, TimedOut
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from ..proc import netfilter, socketfiles
-from ..proc.tree import ProcessIdentity
+from ..proc.namespaces import is_namespace_init
+from ..proc.tree import ProcessIdentity, read_process
+from ..session.holder.cgroup import existing
+from ..session.holder.processes import Tree
 from ..session.sessions import leftovers, state_of
 from .sessions import Connect, connect, known_of, why_not
 
@@ -93,9 +96,6 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
 
     A checkpointed one is kept from coming back while `stack` is open.
     """
-    from ..session.holder.cgroup import existing
-    from ..session.holder.processes import Tree
-
     check_outside(config)
     state, record = state_of(config, name), Registry(config).get(name)
     if state is None and record is None:
@@ -147,9 +147,6 @@ def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
     """Return PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the
     tree: it would never reap the tree.
     """
-    from ..proc.namespaces import is_namespace_init
-    from ..proc.tree import read_process
-
     with suppress(NoSuchProcess):
         parent = read_process(root.pid).ppid
         if (

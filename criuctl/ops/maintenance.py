@@ -29,6 +29,8 @@ from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import Reporter
 from ..session.sessions import inside
+from .scheduling.batch import alone
+from .scheduling.subjects import ranks, running
 
 LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
 
@@ -55,8 +57,6 @@ def begin(
 
     An interrupted call is continued. What fails runs on, and is tried again by the next call.
     """
-    from .scheduling.batch import alone
-
     around = inside(config)
     if around is not None:
         raise Conflict(
@@ -98,7 +98,6 @@ def _opened(config: Config, how: How, reason: str) -> Record:
 def _store(
     config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter
 ) -> Iterator[Item]:
-    from .scheduling.subjects import ranks, running
     from .snapshot import snapshot
 
     settle(config, record)
@@ -215,8 +214,6 @@ def settle(config: Config, record: Record) -> None:
 
 
 def _found(config: Config) -> set[str]:
-    from .scheduling.subjects import running
-
     return {subject.name for subject in running(config)}
 
 

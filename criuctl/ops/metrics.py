@@ -36,6 +36,8 @@ from ..errors import Conflict, CriuctlError, PlatformError, UsageError
 from ..host.journal.event_log import EventLog
 from ..host.journal.tally import Tally
 from ..host.registry import Registry
+from .inspect import list_checkpoints
+from .metrics_server import Port
 from .sessions import sessions
 
 if TYPE_CHECKING:
@@ -103,8 +105,6 @@ class Looker:
         answer: list[tuple[list[CheckpointSummary], int]] = []
 
         def ask() -> None:
-            from .inspect import list_checkpoints
-
             brief = self._config.with_options(
                 s3_retries=min(self._config.s3_retries, _ATTEMPTS),
                 s3_timeout=min(self._config.s3_timeout, _TIMEOUT),
@@ -402,8 +402,6 @@ class Server:
         this host's.
         """
         from prometheus_client import make_wsgi_app
-
-        from .metrics_server import Port
 
         try:
             self._server = Port(address, port, make_wsgi_app(_registry(_Live(Looker(config)))))

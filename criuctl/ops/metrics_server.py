@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -54,8 +54,6 @@ class Port(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         """Bind without a reverse look-up of this host's name, which may take a long time."""
-        from socketserver import TCPServer
-
         TCPServer.server_bind(self)
         self.server_name, self.server_port = (
             str(self.server_address[0]),

@@ -25,6 +25,7 @@ from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session,
 from ..proc.procfs import umask
 from ..quoting import quoted
 from ..session import names
+from ..session.launch.daemon import HolderSpec, start_holder
 from ..session.sessions import inside, state_of
 from .environment import credentials, for_terminal, inherited
 from .sessions import sessions
@@ -91,8 +92,6 @@ def run(
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
     """
-    from ..session.launch.daemon import HolderSpec, start_holder
-
     folder, travelling = _folders(config, argv, cwd, workspace)
     variables = inherited(os.environ if env is None else env)
     variables = (for_terminal(variables) if detached else variables) | dict(more_env or {})

@@ -25,7 +25,11 @@ from ..errors import (
 from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
 from ..session.client.matching import Find, Matched, Search, compiled, wait_for
+from ..session.client.session import Event, Output
 from ..session.screen.plain_text import strip
+from ..session.screen.replay import replay
+from ..session.screen.replay_range import REPLAY, first_whole
+from ..session.screen.screen import Screen
 from .logs import kept_output, left_output
 from .sessions import Connect, connect, describe, why_not
 
@@ -52,11 +56,6 @@ def capture(
     ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the
     next capture continues.
     """
-    from ..session.client.session import Output
-    from ..session.screen.replay import replay
-    from ..session.screen.replay_range import REPLAY, first_whole
-    from ..session.screen.screen import Screen
-
     screen_only = since is None and not scrollback
     try:
         with connect(config, name, role="observe") as session:
@@ -112,8 +111,6 @@ def follow(
     """Pass the session's output from `since` on to `show`, until it ends; return its exit
     status.
     """
-    from ..session.client.session import Event, Output
-
     try:
         connected = connect(config, name, role="observe")
     except SessionGone as gone:

@@ -47,6 +47,7 @@ from ..transport.messages import unknown_verb
 from .moving import inbox, rendezvous
 from .moving.inbox_part import OwnPart
 from .moving.incoming import Arrival, running_here
+from .moving.target_check import examine
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
@@ -144,8 +145,6 @@ class _Visit:
     # -- requests ----------------------------------------------------------------------------------
 
     def _examine(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        from .moving.target_check import examine
-
         found = examine(asked["needs"], self._config, float(asked["clock"]))
         self._memory = int(asked["needs"].get("memory", 0))
         return {"findings": [f.to_dict() for f in found]}

@@ -26,6 +26,7 @@ from ..host.registry import boot_id, write_record
 from ..host.retention import Rules
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from .prune import prune
 from .schedules import Schedule, folder_of, iso
 from .scheduling import batch
 from .scheduling.subjects import chosen
@@ -178,8 +179,6 @@ def _take(
 
 def _prune(config: Config, schedule: Schedule, dumped: Sequence[str]) -> batch.Work:
     def work(reporter: Reporter) -> dict[str, Any]:
-        from .prune import prune
-
         done = prune(
             config,
             dumped,

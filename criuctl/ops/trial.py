@@ -50,6 +50,7 @@ from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..restore import newest
 from ..restore.outcome import RestoreResult
+from ..restore.request import RestoreRequest
 from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
@@ -145,7 +146,6 @@ class _Unclaimed(Repository):
 
 def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Trial:
     """Restore and probe, in the shadow."""
-    from ..restore.request import RestoreRequest
     from ..restore.story import restore
 
     read_only = shadow.enter()

@@ -25,6 +25,8 @@ from msgspec.structs import replace
 from ..checkpoint.connection_record import UNCONNECTED, ConnectionRecord, endpoint
 from ..config import Config
 from ..connections import sockopts
+from ..connections.protocols.known import find
+from ..connections.reconnect import Engine, Job
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import connecting
 from ..proc.credentials import Credentials
@@ -174,9 +176,6 @@ class HandBack(Struct):
     def _reconnect(self, plans: Sequence[ConnectionPlan]) -> dict[int, dict[str, Any]]:
         if not plans:
             return {}
-        from ..connections.protocols.known import find
-        from ..connections.reconnect import Engine, Job
-
         jobs = []
         for plan in plans:
             decided, record = plan.decision, plan.record

@@ -23,6 +23,7 @@ from ..connections.secret_scope import Owner
 from ..errors import CriuctlError
 from ..files import carried_binaries
 from ..files.judgement import Judgement, judge_all
+from ..host.identity import cpu, machine_id
 from ..namespaces.network_choice import Place, is_new, opened
 from ..namespaces.network_choice import find as find_net
 from ..namespaces.ports import is_taken
@@ -63,8 +64,6 @@ def observe(
     """Return the facts of this host that the plan depends on; `uids`: the users of the tree, by its
     images.
     """
-    from ..host.identity import cpu, machine_id
-
     net = find_net(manifest, copy=options.copy)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))

@@ -29,6 +29,7 @@ from ..config import Config
 from ..errors import CriuctlError, StoreError, StoreUnreachable
 from ..proc.early_process import Connection, EarlyProcess, Shared
 from ..proc.threads import Later
+from . import open_store
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
 _LISTED = 1000  # objects in one answer
@@ -299,8 +300,6 @@ def serve(shared: Shared, control: Connection, connections: list[Connection]) ->
 
 
 def _prepared(url: str, config: Config) -> Store:
-    from . import open_store
-
     store = open_store(url, config)
     store.prepare()
     return store

@@ -59,7 +59,10 @@ from .s3_errors import (
     not_s3,
     status_of,
 )
+from .s3_multipart import abort_stale
+from .s3_probe import probe
 from .s3_requests import Requests
+from .s3_versions import keeping
 
 MULTIPART_BYTES = 64 << 20  # larger objects go in parts
 _SINGLE_MAX = 5 << 30  # S3's limit for one PutObject
@@ -357,8 +360,6 @@ class S3Store(Store):
 
     def probe(self) -> Capabilities:
         """Let conditional writers race each other on objects of our own; see `s3_probe`."""
-        from .s3_probe import probe
-
         self.create()
         with self._s3.mapped("probing"), limited(self._config):
             return probe(self._s3.client, self._bucket, self._base)
@@ -367,14 +368,10 @@ class S3Store(Store):
         """Abort multipart uploads below the prefix that were begun `older_than` seconds ago or
         more.
         """
-        from .s3_multipart import abort_stale
-
         with self._s3.mapped("looking for unfinished uploads"):
             return abort_stale(self._s3.client, self._s3.call, self._bucket, self._base, older_than)
 
     def keeping(self) -> Keeping | None:
-        from .s3_versions import keeping
-
         with self._s3.mapped("looking for older versions"):
             return keeping(self._s3.client, self._s3.call, self._bucket, self._base)
 

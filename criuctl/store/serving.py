@@ -13,11 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreCannot, UsageError
+from ..transport.messages import Answer, unknown_verb
 from .base import Store, check_name, check_prefix
 from .remote import WHOLE
 
 if TYPE_CHECKING:
-    from ..transport.link import Answer, Request
+    from ..transport.link import Request
 
 _LISTED = 5000  # objects in one answer
 _LARGEST = 320 << 20  # bytes of objects that arrive in parts, all together
@@ -50,8 +51,6 @@ class StoreServer:
 
     def handle(self, request: Request) -> Answer | Mapping[str, Any] | None:
         """Handle these verbs of a link."""
-        from ..transport.messages import unknown_verb
-
         verb = self._verbs.get(request.verb)
         if verb is None:
             raise unknown_verb(request)
@@ -87,8 +86,6 @@ class StoreServer:
             parts += request.body
 
     def _get(self, request: Request) -> Answer:
-        from ..transport.messages import Answer
-
         name = _name(request)
         size = self._store.stat(name).size
         content = self._store.get(name) if size <= WHOLE else b""
@@ -97,8 +94,6 @@ class StoreServer:
         return Answer({"size": len(content) if content else size}, content)
 
     def _range(self, request: Request) -> Answer:
-        from ..transport.messages import Answer
-
         offset, length = request.argument("offset", int), request.argument("length", int)
         if offset < 0 or not 0 <= length <= WHOLE:
             raise UsageError(f"{length} bytes from {offset} cannot be read")

@@ -11,6 +11,7 @@ from typing import Any, cast
 from ...config import Config
 from . import BUILT_IN
 from .base import ApplicationProtocol
+from .external import External
 
 
 def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> ApplicationProtocol:
@@ -21,6 +22,4 @@ def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> A
         return cast(
             "ApplicationProtocol", importlib.import_module(f"{__package__}.{name}").PROTOCOL
         )
-    from .external import External
-
     return External(config, name, facts or {})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import CommandFailed, CriuctlError
 from ...gpu import use
+from ...gpu.driver_process import OLDEST_API, DriverProcess
 from ...gpu.use import DeviceUser
 from ...proc.procfs import available_memory
 from ...proc.tree import Process
@@ -15,7 +16,6 @@ from .scene import Scene
 
 if TYPE_CHECKING:
     from ...gpu.devices import DeviceUse
-    from ...gpu.driver_process import DriverProcess
     from ...gpu.holdings import Holdings
 
 _GIB = 1 << 30
@@ -28,7 +28,6 @@ def check_gpu(scene: Scene) -> Iterator[Finding]:
     if not found:
         return
     from ...gpu import survey  # only trees with devices need all that
-    from ...gpu.driver_process import OLDEST_API, DriverProcess
 
     first = min(found)
     try:

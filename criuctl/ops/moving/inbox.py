@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...checkpoint import writer_keys
+from ...checkpoint import gc, writer_keys
 from ...checkpoint.codec import keyed_hash
 from ...checkpoint.configobject import WRITER
 from ...checkpoint.key_generations import described
@@ -107,8 +107,6 @@ def proof(key: writer_keys.WriterKey, move: str) -> dict[str, str]:
 
 def tidy(repository: Repository, session: str, keep: Collection[str], reporter: Reporter) -> None:
     """Remove the checkpoints of that name except those to `keep`, and collect garbage."""
-    from ...checkpoint import gc
-
     for summary in repository.list(session):
         if summary.id not in keep and not summary.pinned:
             repository.remove(summary)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ...config import Config
 from ...errors import CriuctlError, PreflightRefused, WrongState
 from ...session.holder.self_fence import clock
+from ..sessions import connect
 
 if TYPE_CHECKING:
     from ...session.client.session import Session
@@ -118,6 +119,4 @@ def lift(config: Config, name: str) -> None:
 
 
 def _connect(config: Config, name: str) -> Session:
-    from ..sessions import connect
-
     return connect(config, name, kind="service", role="admin", operator="criuctl-supervise")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...errors import CriuctlError
+from ..sessions import connect
 from .decisions import Reason, Schedule
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class TerminalWatch:
         return schedule.seen(now, int(status["offset"]), at_prompt=at_prompt)
 
     def _connected(self) -> Session:
-        from ..sessions import connect
-
         if self._session is None:
             self._session = connect(
                 self._config,
