@@ -5,11 +5,12 @@ ends or the user detaches.
 from __future__ import annotations
 
 import contextlib
+import os
 
 from ..errors import SessionGone
 from ..session.client.attach import Attachment
 from ..session.client.local_terminal import NotShown
-from ..session.client.notices import say
+from ..session.client.notices import leaving_text, say
 from ..session.client.reconnect import Connect
 from ..session.client.session import Session
 from .app import App
@@ -63,6 +64,8 @@ def attach_to(
             patience=patience,
             follow=follow,
         )
+        if start == 0 and key and not app.quiet and all(os.isatty(fd) for fd in (0, 1, 2)):
+            say(leaving_text(name, key))  # before the program has the screen
         try:
             ended = attachment.run(session)
         except NotShown as error:

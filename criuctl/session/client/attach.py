@@ -24,7 +24,7 @@ from ...errors import CriuctlError, SessionGone, TimedOut
 from ...quoting import quoted
 from .keyboard import DetachKey, is_report
 from .local_terminal import Terminal, fields_of
-from .notices import checkpointed_text, harmless, restored_text, say, still_text
+from .notices import checkpointed_text, harmless, leaving_text, restored_text, say, still_text
 from .reconnect import RETRY, Connect, Follow, Moved, Reconnection
 from .session import Answer, Event, Output, Session
 from .shown_screen import ShownScreen
@@ -77,6 +77,7 @@ class Attachment:
         self._position = 0  # offset of the next byte that is needed
         self._lease: dict[str, Any] | None = None
         self._state = "running"
+        self._first = False  # the user has not attached to this session before
         self._typed = bytearray()  # not sent yet
         self._unanswered: dict[int, int] = {}  # request -> bytes not taken yet
         self._redraw_at: float | None = None
@@ -152,6 +153,9 @@ class Attachment:
             self._notice(
                 f"{self._writer()} writes in {self.name}; attach with --take to write yourself"
             )
+        elif self._first and self._start is None and self._detach_key:
+            if self._terminal.keyboard and self._terminal.is_terminal:
+                self._notice(leaving_text(self.name, self._detach_key))
 
     def _attach(self, start: int) -> None:
         """Ask for output from `start` on, and for the write lease if it is free."""
@@ -169,6 +173,8 @@ class Attachment:
         self._shown.attached(answer)
         self._fit(answer)
         self._state = answer["state"]
+        # Not over a program that has the whole screen for itself.
+        self._first |= answer.get("first", False) and not answer["modes"]["alternate"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event came before this client
 

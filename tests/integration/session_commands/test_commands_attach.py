@@ -72,6 +72,31 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
     assert ended(window) == 9
 
 
+def test_the_first_attach_names_the_detach_key(operators: Operators) -> None:
+    named = rb"Ctrl-\] leaves work running"
+    window = operators.window("run", "--name", "work", "--", *BASH)
+    window.expect(named + rb"\]\r\n[^\n]*\$ ")  # before the session's own output
+    window.send(b"\x1d")
+    assert ended(window) == 0
+    window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
+    window.expect(named)
+    window.send(b"\x1d")
+    assert ended(window) == 0
+    window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
+    window.expect(literally("$"))
+    window.send(b"printf '\\033[?1049h\\033[Hfull'; read\r")
+    window.expect(rb"full")
+    window.send(b"\x1d")
+    window.expect(rb"detached from work")
+    assert ended(window) == 0
+    assert not re.search(named, window.before)
+    third = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "third"})
+    third.expect(rb"full")  # not over a full-screen program
+    third.send(b"\x1d")
+    third.expect(rb"detached from work")
+    assert not re.search(named, third.before)
+
+
 def test_without_a_terminal_nothing_is_typed(operators: Operators) -> None:
     """The end of standard input would be typed as ^D, which ends a shell."""
     operators("run", "-d", "--name", "work", "--", "cat")
