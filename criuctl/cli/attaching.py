@@ -8,11 +8,13 @@ import contextlib
 import os
 
 from ..errors import SessionGone
+from ..session.client import nesting
 from ..session.client.attach import Attachment
 from ..session.client.local_terminal import NotShown
 from ..session.client.notices import leaving_text, say
 from ..session.client.reconnect import Connect
 from ..session.client.session import Session
+from ..session.sessions import around
 from .app import App
 from .streams import ResultLost
 
@@ -54,10 +56,13 @@ def attach_to(
                 say(f"criuctl: moved to {gone.details['home']}")
                 connect, patience = follow(gone.details["moved_to"]), 3600.0
                 session = connect(None)
+        own = around(app.config)
+        nesting.check(app.config, own, session)
         attachment = Attachment(
             name,
             connect,
             key,
+            within=own["id"] if own is not None else "",
             read_only=read_only,
             take=take,
             start=start,

@@ -107,18 +107,12 @@ def attach(
             remote.close()
     from ...ops.new_session import run
     from ...ops.sessions import ended
-    from ...session.sessions import inside
 
     if stdio:
         from ...session.client.remote import relay
 
         relay(app.config, name)
         return 0
-    if inside(app.config) == name:
-        raise UsageError(
-            f"this terminal is inside session {name!r}", hint="Attach from outside of it."
-        )
-
     connect = partial(_connect, app.config, name, role)
     if command and ended(app.config, name):
         from ...session.client.local_terminal import Terminal

@@ -54,18 +54,22 @@ class Attachment:
         connect: Connect,
         detach_key: str,
         *,
+        within: str = "",
         read_only: bool = False,
         take: bool = False,
         start: int | None = None,
         patience: float = 10.0,
         follow: Follow | None = None,
     ) -> None:
-        """`start`: show the log from that offset on, instead of drawing the present screen.
+        """`within`: the id of the session in which this terminal is.
+
+        `start`: show the log from that offset on, instead of drawing the present screen.
 
         `patience`: seconds in which a lost connection must come back.  `follow`: connects to the
         host that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
+        self._within = within
         self._read_only, self._take, self._start = read_only, take, start
         self._reconnection = Reconnection(connect, patience, follow)
         self._moved: Moved | None = None  # follow the session there
@@ -163,6 +167,8 @@ class Attachment:
             "from": start,
             "answers": self._terminal.is_terminal and self._terminal.keyboard,
         }
+        if self._within:
+            arguments["within"] = self._within
         if not self._read_only:
             arguments["write"] = True
             if self._terminal.size is not None:

@@ -14,7 +14,7 @@ from .lifetime import Lifetime
 from .master import Master
 from .operators import Operator, Refused
 from .output_log import OutputLog
-from .request_values import FAR, LATER, Message, Operations, boolean, integer, window_size
+from .request_values import FAR, LATER, Message, Operations, boolean, integer, text, window_size
 from .session_state import SessionState
 from .write_operations import WriteOperations
 
@@ -68,6 +68,7 @@ class OutputOperations:
         connection.position = position
         shows = boolean(message, "answers") if "answers" in message else by.kind == "human"
         connection.answers = shows
+        connection.within = text(message, "within", 64) if "within" in message else ""
         self._loop.soon(connection.pump)  # behind the answer
         log, master = self._log, self._master
         return {

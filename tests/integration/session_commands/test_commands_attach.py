@@ -97,6 +97,47 @@ def test_the_first_attach_names_the_detach_key(operators: Operators) -> None:
     assert not re.search(named, third.before)
 
 
+def test_no_session_is_shown_within_itself(operators: Operators) -> None:
+    """Neither directly nor in a circle through others, however many; `CRIUCTL_NESTED` overrides."""
+    program = f"{sys.executable} -m criuctl"
+    for name in ("one", "two", "three"):
+        operators.shell(name)
+
+    def attach(inside: str, target: str, more: str = "") -> None:
+        text = f"clear; {more} {program} attach {target}"
+        operators("send", inside, "--text", text, "--enter")
+
+    def shows(name: str, pattern: str) -> None:
+        operators("wait", name, "--match", pattern, "--timeout", TIMEOUT)
+
+    attach("one", "one")
+    shows("one", "inside session 'one'")
+    for outer, inner in (("one", "two"), ("two", "three")):
+        attach(outer, inner)
+        wait_until(
+            lambda inner=inner: any(
+                o.get("within") for o in operators("status", inner)["operators"]
+            ),
+            TIMEOUT,
+            f"{inner} is shown in {outer}",
+        )
+    attach("three", "two")
+    shows("three", "'three', which is shown in 'two'")
+    operators("wait", "three", "--prompt", "--timeout", TIMEOUT)
+    attach("three", "one")
+    shows("three", "'three', which is shown in 'one'")
+    operators("wait", "three", "--prompt", "--timeout", TIMEOUT)
+    # A terminal outside, and one inside of another session, are no circle.
+    window = operators.window("attach", "one", "--read-only")
+    window.expect(rb"which is shown in 'one'")
+    attach("three", "three", "CRIUCTL_NESTED=1")
+    wait_until(
+        lambda: len(operators("status", "three")["operators"]) >= 2,
+        TIMEOUT,
+        "the override is obeyed",
+    )
+
+
 def test_without_a_terminal_nothing_is_typed(operators: Operators) -> None:
     """The end of standard input would be typed as ^D, which ends a shell."""
     operators("run", "-d", "--name", "work", "--", "cat")
