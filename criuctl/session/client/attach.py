@@ -55,13 +55,15 @@ class Attachment:
         detach_key: str,
         *,
         within: str = "",
+        greeting: str = "",
         read_only: bool = False,
         take: bool = False,
         start: int | None = None,
         patience: float = 10.0,
         follow: Follow | None = None,
     ) -> None:
-        """`within`: the id of the session in which this terminal is.
+        """`within`: the id of the session in which this terminal is.  `greeting`: a notice to begin
+        with.
 
         `start`: show the log from that offset on, instead of drawing the present screen.
 
@@ -69,7 +71,7 @@ class Attachment:
         host that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
-        self._within = within
+        self._within, self._greeting = within, greeting
         self._read_only, self._take, self._start = read_only, take, start
         self._reconnection = Reconnection(connect, patience, follow)
         self._moved: Moved | None = None  # follow the session there
@@ -157,6 +159,8 @@ class Attachment:
             self._notice(
                 f"{self._writer()} writes in {self.name}; attach with --take to write yourself"
             )
+        elif self._greeting:
+            self._notice(self._greeting)
         elif self._first and self._start is None and self._detach_key:
             if self._terminal.keyboard and self._terminal.is_terminal:
                 self._notice(leaving_text(self.name, self._detach_key))

@@ -15,12 +15,12 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CriuctlError, UsageError
-from ..sessions import all_states
-from .session import Session
+from ..errors import CriuctlError, UsageError
+from ..session.client.session import Session
+from ..session.sessions import all_states
 
 if TYPE_CHECKING:
-    from ...config import Config
+    from ..config import Config
 
 OVERRIDE = "CRIUCTL_NESTED"
 _MOST = 64  # sessions that are asked
