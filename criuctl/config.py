@@ -24,6 +24,7 @@ DEFAULT_STORE = "/var/lib/criuctl/store"
 FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
+ClipboardPolicy = Literal["writers", "all", "none"]
 EventSink = Literal["none", "journald", "syslog"]
 MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
 """Seconds a tree may be frozen if it continues afterwards, ends, or moves to another host.
@@ -97,6 +98,8 @@ class Config(Struct, frozen=True):
     # where events go besides the event log: the journal (or else syslog), syslog, nowhere
     events: EventSink = "none"
     detach_key: str = "C-]"  # leaves an attached session
+    # whose terminals a session's output may give a clipboard: of clients that may write, all, none
+    clipboard: ClipboardPolicy = "writers"
     # names of variables that `attach --update-env` brings to a session
     update_environment: tuple[str, ...] = (
         *("DISPLAY", "KRB5CCNAME", "SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CONNECTION"),
@@ -151,6 +154,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "file_conflicts": get_args(FileConflictPolicy),
     "connections": get_args(ConnectionPolicy),
     "events": get_args(EventSink),
+    "clipboard": get_args(ClipboardPolicy),
 }
 
 

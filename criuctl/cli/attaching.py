@@ -67,6 +67,7 @@ def attach_to(
             key,
             within=own["id"] if own is not None else "",
             greeting=greeting,
+            clipboard=app.config.clipboard,
             read_only=read_only,
             take=take,
             start=start,
@@ -95,7 +96,7 @@ def attach_to(
 
 
 def update_environment(config: Config, session: Session) -> str:
-    """Bring the variables of the configuration to the session; return what became of them.
+    """Bring the variables of the configuration to the session; return a report.
 
     One that this terminal does not have is removed there.
     """
@@ -103,7 +104,7 @@ def update_environment(config: Config, session: Session) -> str:
         raise UsageError("the session's holder is older than --update-env")
     variables = {name: os.environ.get(name) or None for name in config.update_environment}
     answer = session.request("update-environment", variables=variables)
-    told = f"brought up to date: {', '.join(answer['taken']) or 'nothing'}"
+    report = f"brought up to date: {', '.join(answer['taken']) or 'nothing'}"
     if answer["refused"]:
-        told += f"; the session does not take {', '.join(answer['refused'])}"
-    return told
+        report += f"; the session does not take {', '.join(answer['refused'])}"
+    return report

@@ -2,7 +2,7 @@
 
 A terminal inside session A that attaches to B shows B's output in A's.  If A is shown in B,
 directly or through others, each drawing makes output that is drawn again, without end.  So a client
-says inside of which session its terminal is (`within` of the operation `attach`), and before it
+says in which session its terminal is (`within` of the operation `attach`), and before it
 attaches it follows those of the clients around it.
 
 Which session a terminal is in is known by ancestry (`sessions.around`), on this host alone: what

@@ -113,6 +113,7 @@ def follow(
     status.
     """
     from ..session.client.session import Event, Output
+    from ..session.screen.clipboard import WithoutClipboard
 
     try:
         connected = connect(config, name, role="observe")
@@ -121,6 +122,8 @@ def follow(
         data = (
             b"" if since == "now" else data[max(0, since - base) if isinstance(since, int) else 0 :]
         )
+        if ansi and config.clipboard != "all":
+            data = WithoutClipboard().feed(data)
         show(data if ansi else strip(data)[0])
         return {"session": name, "exit_code": status["exit_code"]}
     with connected as session:
@@ -128,6 +131,7 @@ def follow(
         session.attach(since)
         ended = status["state"] in _ENDED
         code, carry, position = status["exit_code"], b"", -1
+        watched = WithoutClipboard()  # as for every client that only watches
         while not (ended and position >= status["offset"]):
             message = session.receive(1.0 if ended else None)
             if message is None:
@@ -137,6 +141,8 @@ def follow(
                 data = message.data
                 if not ansi:
                     data, carry = strip(carry + data)
+                elif config.clipboard != "all":
+                    data = watched.feed(data)
                 if data:
                     show(data)
             elif isinstance(message, Event) and message.name == "exit":

@@ -56,6 +56,7 @@ class Attachment:
         *,
         within: str = "",
         greeting: str = "",
+        clipboard: str = "writers",
         read_only: bool = False,
         take: bool = False,
         start: int | None = None,
@@ -63,7 +64,7 @@ class Attachment:
         follow: Follow | None = None,
     ) -> None:
         """`within`: the id of the session in which this terminal is.  `greeting`: a notice to begin
-        with.
+        with.  `clipboard`: as in the configuration.
 
         `start`: show the log from that offset on, instead of drawing the present screen.
 
@@ -71,7 +72,7 @@ class Attachment:
         host that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
-        self._within, self._greeting = within, greeting
+        self._within, self._greeting, self._clipboard = within, greeting, clipboard
         self._read_only, self._take, self._start = read_only, take, start
         self._reconnection = Reconnection(connect, patience, follow)
         self._moved: Moved | None = None  # follow the session there
@@ -181,12 +182,22 @@ class Attachment:
         self._lease = answer["lease"]
         self._position = answer["offset"]
         self._shown.attached(answer)
+        self._decide_clipboard()
         self._fit(answer)
         self._state = answer["state"]
         # Not over a program that has the whole screen for itself.
         self._first |= answer.get("first", False) and not answer["modes"]["alternate"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event came before this client
+
+    def _decide_clipboard(self) -> None:
+        """Let the output set this terminal's clipboard, or not: a client that may write could have
+        had it anyway.
+        """
+        writes = not self._read_only and self.session.role != "observe"
+        self._shown.clipboard = self._clipboard == "all" or (
+            self._clipboard == "writers" and writes
+        )
 
     def _finish_output(self) -> None:
         """Show the last output of the ended session, then end with its exit code."""
@@ -303,6 +314,9 @@ class Attachment:
             self._redraw_at = time.monotonic() + _QUIET
         elif event.name == "resize":
             self._fit(body)
+        elif event.name == "operator" and body.get("operator") == self.session.operator:
+            self.session.role = str(body.get("role"))
+            self._decide_clipboard()
         elif event.name == "lease":
             was, self._lease = self._mine, body.get("lease")
             if self._mine and not was:

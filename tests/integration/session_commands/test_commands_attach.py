@@ -138,6 +138,38 @@ def test_no_session_is_shown_within_itself(operators: Operators) -> None:
     )
 
 
+def test_the_clipboard_is_for_those_who_may_write(operators: Operators) -> None:
+    """Also while roles change, and for what `capture --follow --ansi` shows."""
+    operators.shell("work")
+    copies = r"printf '\033]52;c;%s\007copied-%s\n' "
+
+    def window(*more: str, **env: str) -> pexpect.spawn[bytes]:
+        found = operators.window("attach", "work", *more, env=env)
+        found.expect(literally("$"))
+        return found
+
+    writer, watcher = window(), window("--read-only")
+    limited = window(CRIUCTL_OPERATOR="limited")
+    everything = window("--read-only", CRIUCTL_CLIPBOARD="all")
+    nothing = window(CRIUCTL_CLIPBOARD="none", CRIUCTL_OPERATOR="careful")
+    follow = operators.window("capture", "work", "--follow", "--ansi", "--since", "0")
+
+    def copied(number: int) -> list[bool]:
+        line = f"{copies}QUJD{number} {number}"
+        operators("send", "work", "--text", line, "--enter")
+        shown = []
+        for terminal in (writer, limited, everything, watcher, nothing, follow):
+            terminal.expect(rb"copied-%d\r+\n" % number)
+            shown.append(b"\x1b]52;c;QUJD%d\x07" % number in terminal.before)
+        return shown
+
+    assert copied(1) == [True, True, True, False, False, False]
+    operators("role", "work", "human:limited", "observe")
+    assert copied(2) == [True, False, True, False, False, False]
+    operators("role", "work", "human:limited", "write")
+    assert copied(3) == [True, True, True, False, False, False]
+
+
 def test_without_a_terminal_nothing_is_typed(operators: Operators) -> None:
     """The end of standard input would be typed as ^D, which ends a shell."""
     operators("run", "-d", "--name", "work", "--", "cat")
