@@ -8,6 +8,7 @@ Secrets are never values here: they are references (a file, an environment varia
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ DEFAULT_STORE = "/var/lib/criuctl/store"
 FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
+ClipboardPolicy = Literal["writers", "all", "none"]
 EventSink = Literal["none", "journald", "syslog"]
 MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
 """Seconds a tree may be frozen if it continues afterwards, ends, or moves to another host.
@@ -96,6 +98,13 @@ class Config(Struct, frozen=True):
     # where events go besides the event log: the journal (or else syslog), syslog, nowhere
     events: EventSink = "none"
     detach_key: str = "C-]"  # leaves an attached session
+    # whose terminals a session's output may give a clipboard: of clients that may write, all, none
+    clipboard: ClipboardPolicy = "writers"
+    # names of variables that `attach --update-env` brings to a session
+    update_environment: tuple[str, ...] = (
+        *("DISPLAY", "KRB5CCNAME", "SSH_AGENT_PID", "SSH_AUTH_SOCK", "SSH_CONNECTION"),
+        *("WAYLAND_DISPLAY", "XAUTHORITY"),
+    )
     # session pattern: keep rules; first match wins
     retention: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trees: Mapping[str, Mapping[str, Any]] = field(
@@ -145,6 +154,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "file_conflicts": get_args(FileConflictPolicy),
     "connections": get_args(ConnectionPolicy),
     "events": get_args(EventSink),
+    "clipboard": get_args(ClipboardPolicy),
 }
 
 
@@ -166,6 +176,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "criu_timeout": _SECONDS,
     "s3_deadline": (1, 2_000_000),
 }
+# No variable by which a shell, an interpreter or the loader takes code from elsewhere.
+_UPDATED = re.compile(
+    r"(?!(?:LD_|BASH|PYTHON|PERL|RUBY|NODE_|GIT_|GLIBC_|GCONV_|CRIUCTL_|PROMPT_COMMAND|ZDOTDIR)"
+    r"|(?:PATH|ENV|IFS|SHELL|SHELLOPTS|HOME|FPATH|EDITOR|VISUAL|PAGER|PS[0-4])$)[A-Z][A-Z0-9_]{0,63}"
+)
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
@@ -176,6 +191,12 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         low, high = _RANGES.get(key, _SECONDS if isinstance(wanted, float) else _COUNT)
         if not low <= wanted <= high:
             raise ConfigError(f"{where}: {key} must be from {low} to {high}, not {value!r}")
+    elif key == "update_environment":
+        for name in wanted:
+            if not _UPDATED.fullmatch(name):
+                raise ConfigError(
+                    f"{where}: {key}: a client may not set {name!r}: it decides what programs run"
+                )
     elif key in _FOLDERS and not os.path.isabs(wanted) and wanted != getattr(_DEFAULTS, key):
         raise ConfigError(f"{where}: {key} must be an absolute path, not {value!r}")
     return wanted

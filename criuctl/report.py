@@ -24,9 +24,12 @@ from .redact import redacted
 Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
-_NAMED = 4  # processes or descriptors that are named in a summary of like findings
+_NAMED = 4  # processes, descriptors or files that are named in a summary of like findings
+_MANY = 4  # from this number on, findings about different files or sizes are summarised, too
 # a folder of /proc, and ``PID (command)``
 _PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")
+# a path, an address with a port, or a number
+_SUBJECT = re.compile(r"(?<![\w/.])/[^\s,;:()'\"`]+|\[[0-9a-fA-F:.]+\]:\d+|[\d.]+:\d+|\d+")
 
 
 class Finding(Struct, frozen=True):
@@ -60,28 +63,37 @@ class Finding(Struct, frozen=True):
 
 
 def summarised(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings with one cause for display: the first, with a count and the processes of some
-    others.
+    """Merge findings of one kind for display: the first, with a count and the processes or files of
+    some others.
 
-    Findings have one cause if they have one code and their texts differ only in the process, or if
-    one known program's remedy resolves them.
+    Findings are of one kind if they have one code and their texts differ only in the process, or if
+    one known program's remedy resolves them; and where there are many, if their texts differ only
+    in paths, addresses and numbers.
     """
-    groups: dict[tuple[str, ...], list[Finding]] = {}
+    kinds: dict[tuple[str, ...], dict[tuple[str, ...], list[Finding]]] = {}
     for f in findings:
-        key = (f.level, f.code, _impersonal(f.text, f.pid), _impersonal(f.hint, f.pid))
-        groups.setdefault((f.level, f.program, f.hint) if f.program else key, []).append(f)
-    return [_counted(alike) for alike in groups.values()]
+        texts = _impersonal(f.text, f.pid), _impersonal(f.hint, f.pid)
+        cause = (f.level, f.program, f.hint) if f.program else (f.level, f.code, *texts)
+        kind = (*cause[:2], *(_SUBJECT.sub("#", text) for text in cause[2:]))
+        kinds.setdefault(kind, {}).setdefault(cause, []).append(f)
+    shown: list[Finding] = []
+    for causes in kinds.values():
+        if len(causes) >= _MANY:
+            shown.append(_counted([f for alike in causes.values() for f in alike]))
+        else:
+            shown += [_counted(alike) for alike in causes.values()]
+    return shown
 
 
 def _impersonal(text: str, pid: int | None) -> str:
-    return re.sub(rf"\b{pid}\b", "PID", _PROCESS.sub("PID", text))
+    return re.sub(rf"\b{pid}\b", "#", _PROCESS.sub("#", text))
 
 
 def _counted(alike: list[Finding]) -> Finding:
     first, *others = alike
     if not others:
         return first
-    names = dict.fromkeys(_place(f, first.pid) for f in others)
+    names = dict.fromkeys(_name(f, first) for f in others)
     for nothing_new in ("", _place(first, first.pid)):
         names.pop(nothing_new, None)
     places = list(names)[:_NAMED]
@@ -90,6 +102,15 @@ def _counted(alike: list[Finding]) -> Finding:
     where = " and ".join(part for part in (", ".join(places[:-1]), *places[-1:]) if part)
     text = f"{first.text}; and {len(others)} more like it{f': {where}' if where else ''}"
     return replace(first, text=text)
+
+
+def _name(finding: Finding, first: Finding) -> str:
+    """Return the path or address by which a finding differs from the first, or else its place."""
+    known = set(_SUBJECT.findall(first.text))
+    for subject in _SUBJECT.findall(finding.text):
+        if subject not in known and not subject.isdecimal() and not subject.startswith("/proc/"):
+            return str(subject)
+    return _place(finding, first.pid)
 
 
 def _place(finding: Finding, known: int | None) -> str:

@@ -64,6 +64,7 @@ class Pipeline:
         self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter
     ) -> None:
         self.stats = WriterStats()
+        self.expected = 0  # bytes of all windows, as estimated; 0: unknown
         self.packs: list[PackIndex] = []  # durable in the store
         # older packs that this dump relies on, and their sizes
         self.referenced: dict[bytes, int] = {}
@@ -275,7 +276,8 @@ class Pipeline:
             self._give(work)
         for buffer, users in finished.items():
             self.buffers.done(buffer, users)
-        self._reporter.progress("pages", stats.bytes_in)
+        total = max(self.expected, stats.bytes_in) if self.expected else None
+        self._reporter.progress("pages", stats.bytes_in, total)
 
     def _unknown(self, sizes: dict[bytes, int], kept: Collection[bytes]) -> set[bytes]:
         """Return those of these chunks that must be stored now; `kept` are those that a kept stream

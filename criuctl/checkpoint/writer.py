@@ -80,6 +80,10 @@ class CheckpointWriter:
         """Return the counts and times so far; they are exact after `flush`."""
         return self._pipeline.stats
 
+    def expect(self, amount: int) -> None:
+        """Report progress as a part of about this many bytes."""
+        self._pipeline.expected = amount
+
     def __enter__(self) -> Self:
         return self
 

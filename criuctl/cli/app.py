@@ -7,6 +7,7 @@ whether that becomes JSON, a table on a terminal or plain text. Only results go 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .streams import jsonable, tell, write_result
-from .text import Column, harmless, table
+from .tables import Column, on_terminal, table
+from .text import harmless
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -56,8 +58,6 @@ class App:
 
     def own_program(self) -> list[str]:
         """Return this criuctl with the global options that say where things are, as a command."""
-        import os
-
         from ..ops.scheduling.timers import own_program
 
         program = [*own_program(sys.argv[0], sys.executable)]
@@ -106,7 +106,7 @@ class App:
         if self.json:
             import json
 
-            write_result(json.dumps(value, indent=2 if _on_terminal() else None, default=jsonable))
+            write_result(json.dumps(value, indent=2 if on_terminal() else None, default=jsonable))
             self.answered = True
             return
         text = brief() if self.quiet and brief is not None else human()
@@ -129,16 +129,16 @@ class App:
         lines = list(rows)
         if not lines:
             tell(empty)
-        elif _on_terminal():
-            from .output import print_table
-
-            print_table(columns, lines)
         else:
-            write_result(table(columns, lines))
+            heading, below, rest = table(columns, lines).partition("\n")
+            write_result((_bold(heading) if on_terminal() else heading) + below + rest)
 
 
 pass_app = click.make_pass_decorator(App, ensure=True)
 
 
-def _on_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
+def _bold(text: str) -> str:
+    """Return text in bold, unless the terminal or its user wants none of it."""
+    if os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[1m{text}\x1b[m"

@@ -18,13 +18,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..redact import redacted
 from ..report import Reporter
 from .streams import discard, tell
-from .text import Column, printable, size
+from .text import printable, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -221,22 +220,3 @@ def _amount(done: int, total: int | None, unit: str) -> str:
     if unit == "bytes":
         return size(done) if total is None else f"{size(done)} of {size(total)}"
     return f"{done} {unit}" if total is None else f"{done} of {total} {unit}"
-
-
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on a terminal: as wide as the terminal allows, bold headings, long cells
-    folded.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        shown.add_column(
-            column.heading.upper(), justify="right" if column.right else "left", overflow="fold"
-        )
-    for row in rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    Console().print(shown)

@@ -1,4 +1,4 @@
-"""Words and numbers for people: sizes, ages, tables and trees as text.
+"""Words and numbers for people: sizes, ages and trees as text; tables are in `tables`.
 
 Text from a checkpoint or a process (commands, paths, labels) may hold control characters, and a
 store may hold checkpoints of other people. `printable` escapes all of it before a terminal gets it.
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..quoting import harmless, printable
 
 __all__ = [
-    "Column",
     "age",
     "duration",
     "facts",
@@ -24,7 +23,6 @@ __all__ = [
     "process_tree",
     "size",
     "span",
-    "table",
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -89,30 +87,6 @@ def plural(number: int, noun: str, nouns: str = "") -> str:
 def labels(values: Mapping[str, str]) -> str:
     """Return labels as ``a=1 b=2``, sorted."""
     return " ".join(f"{printable(k)}={printable(v)}" for k, v in sorted(values.items()))
-
-
-class Column(NamedTuple):
-    """One column of a table: its heading, and whether numbers are right-aligned."""
-
-    heading: str
-    right: bool = False
-
-
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table: columns two spaces apart under upper-case headings; nothing is cut off."""
-    lines = [
-        [c.heading.upper() for c in columns],
-        *([printable(cell) for cell in row] for row in rows),
-    ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    out = []
-    for line in lines:
-        cells = [
-            cell.rjust(w) if c.right else cell.ljust(w)
-            for cell, w, c in zip(line, widths, columns, strict=True)
-        ]
-        out.append("  ".join(cells).rstrip())
-    return "\n".join(out)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:

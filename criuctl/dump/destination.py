@@ -49,8 +49,12 @@ def open_destination(
     subject: Subject,
     delivery: Delivery | None,
     stack: ExitStack,
+    expected: int,
 ) -> Destination:
-    """Open the store and try a write; claim the lease if the tree runs on here."""
+    """Open the store and try a write; claim the lease if the tree runs on here.
+
+    `expected`: the bytes of memory to be stored, about.
+    """
     home: Home | None = None
     session = subject.session
     if delivery is None:
@@ -73,6 +77,7 @@ def open_destination(
     # A dump whose tree waits for the store while frozen may be patient with it.
     patient = not job.request.leave_running and not (job.request.precopy and delivery is not None)
     writer = stack.enter_context(repository.writer(job.reporter, patient=patient))
+    writer.expect(expected)
     return Destination(repository, writer, session, home, delivery)
 
 

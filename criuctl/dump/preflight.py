@@ -20,6 +20,7 @@ from ..host.target import Target
 from ..report import Finding, summarised
 from .checks import known_programs
 from .checks.connections import PASSES, check_sockets
+from .checks.containers import DECISIVE
 from .checks.contents import check_contents
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
@@ -152,4 +153,4 @@ def look_at(
                 )
             )
     found = known_programs.remedied(found, known_programs.executables(scene, found))
-    return sorted(found, key=lambda f: _ORDER[f.level]), scene
+    return sorted(found, key=lambda f: (_ORDER[f.level], f.code != DECISIVE)), scene

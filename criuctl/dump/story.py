@@ -120,7 +120,7 @@ def dump(
         parts = gather(job, dumped, scene, survey, entry, stack)
         with suppress(CriuctlError):  # what is wrong with it is reported at the freeze
             dumper.ask(parts.criu_options(job))
-        destination = open_destination(job, registry, dumped, delivery, stack)
+        destination = open_destination(job, registry, dumped, delivery, stack, scene.memory)
         _warn_name(job, registry, found, dumped, destination)
 
         lock = ConnectionLock(parts, folder, reporter)

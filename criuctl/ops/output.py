@@ -26,6 +26,7 @@ from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
 from ..session.client.matching import Find, Matched, Search, compiled, wait_for
 from ..session.client.session import Event, Output
+from ..session.screen.clipboard import WithoutClipboard
 from ..session.screen.plain_text import strip
 from ..session.screen.replay import replay
 from ..session.screen.replay_range import REPLAY, first_whole
@@ -118,6 +119,8 @@ def follow(
         data = (
             b"" if since == "now" else data[max(0, since - base) if isinstance(since, int) else 0 :]
         )
+        if ansi and config.clipboard != "all":
+            data = WithoutClipboard().feed(data)
         show(data if ansi else strip(data)[0])
         return {"session": name, "exit_code": status["exit_code"]}
     with connected as session:
@@ -125,6 +128,7 @@ def follow(
         session.attach(since)
         ended = status["state"] in _ENDED
         code, carry, position = status["exit_code"], b"", -1
+        watched = WithoutClipboard()  # as for every client that only watches
         while not (ended and position >= status["offset"]):
             message = session.receive(1.0 if ended else None)
             if message is None:
@@ -134,6 +138,8 @@ def follow(
                 data = message.data
                 if not ansi:
                     data, carry = strip(carry + data)
+                elif config.clipboard != "all":
+                    data = watched.feed(data)
                 if data:
                     show(data)
             elif isinstance(message, Event) and message.name == "exit":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
@@ -155,6 +155,24 @@ def inner_thread(pid: int, tid: int) -> str:
             if line.startswith("NSpid:"):
                 return line.split()[-1]
     return str(tid)
+
+
+def anonymous_memory(pid: int) -> int:
+    """Return the bytes of memory, swap and huge pages of a process that no file on a disk has.
+
+    Shared memory counts with the process's share of it. `NoSuchProcess`.
+    """
+    status = read_status(pid)
+    kib = sum(_kib(status, name) for name in ("RssAnon", "VmSwap", "HugetlbPages"))
+    if _kib(status, "RssShmem"):
+        rollup = dict(line.split(":", 1) for line in read_lines(pid, "smaps_rollup")[1:])
+        kib += _kib(rollup, "Pss_Shmem")
+    return kib * 1024
+
+
+def _kib(fields: Mapping[str, str], name: str) -> int:
+    words = fields.get(name, "").split()
+    return int(words[0]) if words else 0  # a zombie has none
 
 
 def unit_of(pid: int) -> str:

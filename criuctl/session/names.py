@@ -24,6 +24,10 @@ ENDED = "ended.json"  # in the state folder: which incarnation has ended by itse
 STEPS = "steps"  # in the state folder the journal; in the folder that the tree sees the socket
 # In the state folder, the folder of a session's files until the session stands.
 BEGINNING = ".beginning"
+SESSION_DIR = "CRIUCTL_SESSION_DIR"  # the variable that names the folder that the tree sees
+# The variable that names the socket of the user's ssh agent, and in that folder a link to it.
+AGENT_SOCKET, AGENT_LINK = "SSH_AUTH_SOCK", "ssh-agent"
+LONGEST_SOCKET = 108  # bytes of a socket's path, with the NUL at its end
 _LOOK = 0.02  # seconds between two tries to connect
 _MAX_SOCKET_PATH = 100  # of the 107 bytes that the kernel takes
 

@@ -21,7 +21,7 @@ VERSION = 1  # the newest that this program speaks
 OLDEST = 1  # two versions back stay readable
 FEATURES = (
     *("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle"),
-    *("steps", "foreground", "commands", "hold", "echoes", "inside", "screen"),
+    *("steps", "foreground", "commands", "hold", "echoes", "inside", "screen", "environment"),
 )
 
 MAX_PREFACE = 128

@@ -177,6 +177,12 @@ def _secluded(known: list[dict[str, Any]]) -> str | None:
     return next((str(state["session"]) for state in here if state["boot_id"] == boot), None)
 
 
+def around(config: Config) -> dict[str, Any] | None:
+    """Return the state of the session in which this process runs; None: it is in no session."""
+    name = inside(config)
+    return state_of(config, name) if name is not None else None
+
+
 def inside(config: Config) -> str | None:
     """Return the name of the session in which this process runs; None: in no session."""
     known = all_states(config)

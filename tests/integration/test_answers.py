@@ -51,6 +51,18 @@ def test_no_such_checkpoint(criuctl: Criuctl) -> None:
     )
 
 
+def test_the_progress_of_a_dump_has_a_total(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py", "1")
+    command = criuctl.start("dump", animal.pid, "--name", "counter", "--leave-running", "-v")
+    assert command.process.wait(120) == 0, command.output()
+    events = [json.loads(line) for line in command.err.read_text().splitlines()]
+    read = [e for e in events if e["event"] == "progress" and e["name"] == "pages"]
+    memory = command.json()["bytes"]["memory"]
+    assert memory / 2 < read[0]["total"] < memory * 2
+    assert all(one["done"] <= one["total"] for one in read)
+    assert [e["total"] for e in read] == sorted(e["total"] for e in read)
+
+
 @pytest.mark.parametrize("name", ["", "../up", "with space", "a/b", "-x", "x" * 300, "new\nline"])
 def test_a_bad_name(name: str, zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("counter.py", "1")

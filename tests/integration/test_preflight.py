@@ -258,6 +258,27 @@ def test_tracer_is_named(tmp_path: Path) -> None:
         assert f" {read_process(program.pid).tracer_pid} (" in finding.text
 
 
+def test_a_container_is_named_first_with_what_its_engine_offers(tmp_path: Path) -> None:
+    """The remedies of all else that is found there do not help."""
+    top = _mount_of("cgroup", "pids") or _mount_of("cgroup2", "")
+    if top is None:
+        pytest.skip("no control group file system is mounted on this machine")
+    own_root = next(case for case in REFUSED if case.name == "root-of-its-own").program
+    digits = f"{os.getpid():064x}"
+    group = Path(top) / f"docker-{digits}.scope"
+    group.mkdir()
+    try:
+        with running(f"{own_root}\nassert libc.unshare(0x80) == 0", tmp_path) as program:
+            (group / "cgroup.procs").write_text(str(program.pid))
+            first, *others = _obstacles(program.pid)
+    finally:
+        groups.remove(group)
+    assert others
+    assert first.code == "own-root"
+    assert f"is in a Docker container ({digits[:12]})" in first.text
+    assert f"`docker checkpoint create {digits[:12]} NAME`" in first.hint
+
+
 def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:
     outside = next(case for case in CASES if case.name == "unix-stream-outside")
     # The outer process keeps its own copies of both ends.

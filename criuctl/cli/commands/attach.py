@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     help="Take the write lease from its holder.  [default: type once it is free]",
 )
 @click.option(
+    "--update-env",
+    is_flag=True,
+    help="Bring this terminal's SSH_AUTH_SOCK, DISPLAY and the like to the session.",
+)
+@click.option(
     "--stdio",
     is_flag=True,
     help="Carry the holder's protocol on standard input and output, for ssh://.",
@@ -51,7 +56,13 @@ if TYPE_CHECKING:
 @command_argument(required=False, help="Start this as the session NAME if there is none.")
 @pass_app
 def attach(
-    app: App, name: str, read_only: bool, take: bool, stdio: bool, command: tuple[str, ...]
+    app: App,
+    name: str,
+    read_only: bool,
+    take: bool,
+    update_env: bool,
+    stdio: bool,
+    command: tuple[str, ...],
 ) -> int:
     """Show a session on this terminal and type into it. Any number of terminals can do so at a
     time. One of them writes: it holds the write lease, and the session's window has its size. The
@@ -66,6 +77,12 @@ def attach(
     restored on this host. When it moves to another host, this command follows it there, over ssh. A
     lost connection is made again, and continues where it broke.
 
+    A program keeps the environment that it was started with. --update-env takes the variables of
+    update_environment in the configuration (where an ssh agent or a display is) from this terminal
+    to what can still get them: commands of exec, a shell with hooks at its next prompt, and, for
+    SSH_AUTH_SOCK, every program of the session, as it names a link that is changed. A running
+    program does not see a new DISPLAY.
+
     Each client states its own role: all processes of the session's user, and root, may do
     everything. Roles and the lease prevent mistakes between clients; they do not protect from a
     process of the same user.
@@ -79,6 +96,11 @@ def attach(
         )
     if read_only and take:
         raise UsageError("--read-only and --take contradict each other")
+    if update_env and (read_only or stdio or name.startswith("ssh://")):
+        raise UsageError(
+            "--update-env needs a session of this host, and the right to write",
+            hint="On another host: `ssh -t HOST criuctl attach NAME --update-env`.",
+        )
     if not (read_only or stdio or os.isatty(0)):
         raise UsageError(
             "attach types what it reads, and standard input is no terminal",
@@ -107,18 +129,12 @@ def attach(
             remote.close()
     from ...ops.new_session import run
     from ...ops.sessions import ended
-    from ...session.sessions import inside
 
     if stdio:
         from ...session.client.remote import relay
 
         relay(app.config, name)
         return 0
-    if inside(app.config) == name:
-        raise UsageError(
-            f"this terminal is inside session {name!r}", hint="Attach from outside of it."
-        )
-
     connect = partial(_connect, app.config, name, role)
     if command and ended(app.config, name):
         from ...session.client.local_terminal import Terminal
@@ -126,7 +142,7 @@ def attach(
         size = Terminal().size
         run(app.config, command, name=name, size=size[:2] if size else (24, 80), detached=False)
         return attach_to(app, name, connect, read_only=read_only, take=take, start=0)
-    return attach_to(app, name, connect, read_only=read_only, take=take)
+    return attach_to(app, name, connect, read_only=read_only, take=take, update_env=update_env)
 
 
 def _connect(config: Config, name: str, role: str, resume: tuple[str, str] | None) -> Session:

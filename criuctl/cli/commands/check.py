@@ -22,7 +22,7 @@ LEVELS = ("error", "warning", "info")
 
 
 def findings_lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return findings as lines: each cause once, as ``error PID 12 fd 3: what``, and its remedy on
+    """Return findings as lines: each kind once, as ``error PID 12 fd 3: what``, and its remedy on
     the next line.
     """
     from ...report import Finding, summarised

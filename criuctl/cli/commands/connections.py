@@ -11,19 +11,20 @@ from ...checkpoint.connection_record import UNCONNECTED
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..text import Column, printable
+from ..tables import Column
+from ..text import printable
 from .dump import POLICIES
 
 COLUMNS = (
     Column("pid", right=True),
     Column("fd", right=True),
-    Column("protocol"),
-    Column("state"),
-    Column("direction"),
-    Column("local"),
-    Column("peer"),
-    Column("policy"),
-    Column("why"),
+    Column("protocol", rank=4),
+    Column("state", rank=3),
+    Column("direction", rank=6),
+    Column("local", rank=2),
+    Column("peer", prose=True),
+    Column("policy", rank=1),
+    Column("why", rank=5, prose=True),
 )
 
 

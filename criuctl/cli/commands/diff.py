@@ -11,19 +11,20 @@ import click
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..text import Column, duration, plural, printable, size, table
+from ..tables import Column, table
+from ..text import duration, plural, printable, size
 
 Body = Mapping[str, Any]
 
 _MEMORY = (
     Column("of"),
-    Column("region"),
-    Column("address", right=True),
-    Column("before", right=True),
-    Column("after", right=True),
+    Column("region", prose=True),
+    Column("address", right=True, rank=5),
+    Column("before", right=True, rank=4),
+    Column("after", right=True, rank=3),
     Column("changed", right=True),
-    Column("new", right=True),
-    Column("gone", right=True),
+    Column("new", right=True, rank=1),
+    Column("gone", right=True, rank=2),
 )
 
 
@@ -165,11 +166,7 @@ def _memory(memory: Body) -> str:
         f"{unit}"
     )
     rows = list(_memory_rows(memory))
-    return (
-        "\n".join([head, *(f"  {line}" for line in table(_MEMORY, rows).splitlines())])
-        if rows
-        else head
-    )
+    return f"{head}\n{table(_MEMORY, rows, indent='  ')}" if rows else head
 
 
 def _for_people(body: Body) -> str:

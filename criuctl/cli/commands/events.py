@@ -12,15 +12,16 @@ from .. import complete
 from ..app import App, pass_app
 from ..pages import page
 from ..streams import reader_gone, write_result
-from ..text import Column, duration, printable, size
+from ..tables import Column
+from ..text import duration, printable, size
 
 _COLUMNS = (
-    Column("seq", right=True),
-    Column("time"),
+    Column("seq", right=True, rank=3),
+    Column("time", rank=1),
     Column("operation"),
     Column("session"),
-    Column("outcome"),
-    Column("facts"),
+    Column("outcome", prose=True),
+    Column("facts", rank=2, prose=True),
 )
 
 

@@ -13,7 +13,8 @@ from ...errors import CriuctlError
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
-from ..text import Column, printable
+from ..tables import Column
+from ..text import printable
 
 _SELF = "criuctl.cli.commands.hooks"
 _EXITS = {"ok": 0, "veto": 10, "warn": DEGRADED}
@@ -107,10 +108,10 @@ def list_(app: App) -> int:
         )
     columns = [
         Column("phase"),
-        Column("order", right=True),
+        Column("order", right=True, rank=2),
         Column("name"),
-        Column("origin"),
-        Column("what"),
+        Column("origin", rank=3),
+        Column("what", rank=1, prose=True),
     ]
     app.emit_table(found, columns, rows, empty="there are no hooks")
     return 0

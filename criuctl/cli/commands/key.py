@@ -12,7 +12,8 @@ from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..passphrases import ask
 from ..streams import tell
-from ..text import Column, age, plural, printable
+from ..tables import Column
+from ..text import age, plural, printable
 
 if TYPE_CHECKING:
     from ...ops.store_keys import KeyChange, NewKey
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 _SELF = "criuctl.cli.commands.key"
 _COLUMNS = (
     Column("fingerprint"),
-    Column("kind"),
-    Column("label"),
-    Column("created", right=True),
+    Column("kind", rank=1),
+    Column("label", rank=2, prose=True),
+    Column("created", right=True, rank=3),
     Column(""),
 )
 _EXITS = [7, 8, 9, 11]

@@ -8,16 +8,17 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
 from ..streams import tell
-from ..text import Column, age, labels, plural, printable, size
+from ..tables import Column
+from ..text import age, labels, plural, printable, size
 
 _COLUMNS = (
     Column("checkpoint"),
     Column("id"),
-    Column("created", right=True),
-    Column("memory", right=True),
-    Column("stored", right=True),
-    Column("host"),
-    Column("labels"),
+    Column("created", right=True, rank=1),
+    Column("memory", right=True, rank=3),
+    Column("stored", right=True, rank=2),
+    Column("host", rank=5),
+    Column("labels", rank=4, prose=True),
 )
 
 

@@ -12,14 +12,15 @@ from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
 from ..streams import write_bytes
-from ..text import Column, printable, table
+from ..tables import Column, table
+from ..text import printable
 
 _COLUMNS = (
-    Column("sequence", right=True),
-    Column("time"),
-    Column("who"),
+    Column("sequence", right=True, rank=3),
+    Column("time", rank=1),
+    Column("who", rank=2, prose=True),
     Column("what"),
-    Column("facts"),
+    Column("facts", prose=True),
 )
 _HEAD = frozenset(("sequence", "time", "incarnation", "operator", "kind", "name", "pid", "what"))
 

@@ -9,16 +9,17 @@ import click
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_words, state_words
-from ..text import Column, age, labels, printable
+from ..tables import Column
+from ..text import age, labels, printable
 
 _COLUMNS = (
     Column("session"),
     Column("state"),
-    Column("pid", right=True),
-    Column("incarnation", right=True),
-    Column("since", right=True),
-    Column("command"),
-    Column("labels"),
+    Column("pid", right=True, rank=3),
+    Column("incarnation", right=True, rank=6),
+    Column("since", right=True, rank=4),
+    Column("command", rank=2, prose=True),
+    Column("labels", rank=5, prose=True),
 )
 
 

@@ -12,7 +12,8 @@ from ..app import DEGRADED, App, pass_app
 from ..descriptions import print_each, print_failure
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell, write_result
-from ..text import Column, plural, printable
+from ..tables import Column
+from ..text import plural, printable
 from .snapshot import JOBS
 
 if TYPE_CHECKING:
@@ -231,11 +232,11 @@ def status(app: App) -> int:
         )
     columns = [
         Column("session"),
-        Column("order", right=True),
+        Column("order", right=True, rank=3),
         Column("state"),
-        Column("checkpoint"),
+        Column("checkpoint", rank=2),
     ]
-    columns += [Column("tries", right=True), Column("why")]
+    columns += [Column("tries", right=True, rank=4), Column("why", rank=1, prose=True)]
     app.emit_table(
         body,
         columns,

@@ -9,14 +9,15 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
 from ..streams import tell
-from ..text import Column, age, plural, printable
+from ..tables import Column
+from ..text import age, plural, printable
 
 _COLUMNS = (
     Column("checkpoint"),
-    Column("id"),
-    Column("created", right=True),
+    Column("id", rank=1),
+    Column("created", right=True, rank=3),
     Column("fate"),
-    Column("rules"),
+    Column("rules", rank=2, prose=True),
 )
 _COUNT = click.IntRange(min=1)
 

@@ -18,7 +18,8 @@ from ..app import DEGRADED, App, pass_app
 from ..descriptions import insistent
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell
-from ..text import Column, age, plural, printable
+from ..tables import Column
+from ..text import age, plural, printable
 from .dump import parse_labels
 from .snapshot import JOBS, printer
 
@@ -273,11 +274,12 @@ def list_(app: App) -> int:
         )
     columns = [
         Column("name"),
-        Column("what"),
-        Column("when"),
-        Column("next"),
-        Column("last"),
-        Column("where"),
+        Column("what", rank=4, prose=True),
+        Column("when", rank=1, prose=True),
+        Column("next", rank=2),
+        Column("last", rank=3, prose=True),
+        # a missing file must be seen
+        Column("where", rank=0 if any(b["missing"] for b in found) else 5, prose=True),
     ]
     app.emit_table(
         found,

@@ -10,8 +10,8 @@ import click
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
+from ..tables import Column, table
 from ..text import (
-    Column,
     age,
     duration,
     facts,
@@ -20,7 +20,6 @@ from ..text import (
     printable,
     process_tree,
     size,
-    table,
 )
 
 Body = Mapping[str, Any]
@@ -139,11 +138,11 @@ def _connections(body: Body, *, all_: bool = True) -> str:
 
 def _files(body: Body, *, all_: bool = True) -> str:
     columns = (
-        Column("path"),
-        Column("size", right=True),
-        Column("held by"),
-        Column("how"),
-        Column("kept"),
+        Column("path", prose=True),
+        Column("size", right=True, rank=3),
+        Column("held by", rank=2, prose=True),
+        Column("how", rank=4),
+        Column("kept", rank=1),
     )
     rows = []
     for f in body["files"]:
@@ -163,7 +162,7 @@ def _maps(body: Body) -> str:
         Column("of"),
         Column("address", right=True),
         Column("size", right=True),
-        Column("pages"),
+        Column("pages", prose=True),
     )
     rows = []
     for space in body["memory"]:
@@ -216,11 +215,11 @@ def _env(body: Body) -> str:
 def _terminals(body: Body) -> str:
     columns = (
         Column("terminal"),
-        Column("size"),
-        Column("held by"),
-        Column("leader"),
-        Column("master"),
-        Column("state"),
+        Column("size", rank=1),
+        Column("held by", rank=2, prose=True),
+        Column("leader", rank=4),
+        Column("master", rank=5),
+        Column("state", rank=3, prose=True),
     )
     rows = []
     for t in body["terminals"]:

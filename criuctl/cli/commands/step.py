@@ -13,7 +13,8 @@ from ..app import App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..sessions import command_argument, name_argument
 from ..streams import tell
-from ..text import Column, facts, printable
+from ..tables import Column
+from ..text import facts, printable
 
 _SELF = "criuctl.cli.commands.step"
 _KINDS = click.Choice(["safe", "once", "resumable"])
@@ -147,8 +148,18 @@ def list_(app: App, name: str) -> int:
     from ...ops.steps import steps
 
     found = steps(app.config, name)
-    columns = [Column("id"), Column("kind"), Column("state"), Column("progress", right=True)]
-    columns += [Column("attempts", right=True), Column("began"), Column("ended"), Column("error")]
+    columns = [
+        Column("id"),
+        Column("kind", rank=3),
+        Column("state"),
+        Column("progress", right=True, rank=2),
+    ]
+    columns += [
+        Column("attempts", right=True, rank=5),
+        Column("began", rank=4),
+        Column("ended", rank=6),
+        Column("error", rank=1, prose=True),
+    ]
     rows = [
         [
             printable(one["id"]),

@@ -28,6 +28,7 @@ from ...proc.socketfiles import bound_file
 from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
+from .containers import own_root
 from .namespaces import at_top
 from .open_paths import mount_of
 from .scene import Scene
@@ -56,16 +57,7 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         and base == "/"
         and (root_mount.device, root_mount.root) != (host_mount.device, host_mount.root)
     ):
-        yield Finding(
-            "error",
-            "own-root",
-            f"{root} has another root folder than this host ({root_mount.kind}, "
-            f"{root_mount.root} of {root_mount.source}), as in a container; a restore "
-            "could not give it that again",
-            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start "
-            "the program with this host's root, or in a chroot without a mount namespace.",
-            pid=root.pid,
-        )
+        yield own_root(root, root_mount)
         return
     if scene.foreign("pid") and is_namespace_init(root.pid):
         yield from _made_again(scene, view, host)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from msgspec import Struct
 
 from ...config import Config
-from ...errors import NoSuchProcess
+from ...errors import CriuctlError, NoSuchProcess
 from ...host.target import ancestors
 from ...namespaces.network_contents import OwnNetwork
 from ...namespaces.plan import entered_kinds, network_of
@@ -22,7 +23,7 @@ from ...proc.limits import effective_capabilities
 from ...proc.mappings import Mapping, mappings
 from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import namespaces
-from ...proc.procfs import read_link, read_text
+from ...proc.procfs import anonymous_memory, read_link, read_text
 from ...proc.sockets import TreeSocket, tree_sockets
 from ...proc.tree import Process, read_tree
 from ...proc.tty import Terminal, terminals
@@ -51,6 +52,15 @@ class Scene(Struct, dict=True):
     def living(self) -> list[Process]:
         """Return the processes that existed long enough to be read, without zombies."""
         return [process for process in self.tree if process.pid in self.opened]
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes of memory that a dump would read now, about."""
+        amount = 0
+        for process in self.living:
+            with suppress(CriuctlError):  # it has ended meanwhile
+                amount += anonymous_memory(process.pid)
+        return amount
 
     @cached_property
     def by_pid(self) -> dict[int, Process]:

@@ -24,7 +24,7 @@ from ...errors import CriuctlError, SessionGone, TimedOut
 from ...quoting import quoted
 from .keyboard import DetachKey, is_report
 from .local_terminal import Terminal, fields_of
-from .notices import checkpointed_text, harmless, restored_text, say, still_text
+from .notices import checkpointed_text, harmless, leaving_text, restored_text, say, still_text
 from .reconnect import RETRY, Connect, Follow, Moved, Reconnection
 from .session import Answer, Event, Output, Session
 from .shown_screen import ShownScreen
@@ -54,18 +54,25 @@ class Attachment:
         connect: Connect,
         detach_key: str,
         *,
+        within: str = "",
+        greeting: str = "",
+        clipboard: str = "writers",
         read_only: bool = False,
         take: bool = False,
         start: int | None = None,
         patience: float = 10.0,
         follow: Follow | None = None,
     ) -> None:
-        """`start`: show the log from that offset on, instead of drawing the present screen.
+        """`within`: the id of the session in which this terminal is.  `greeting`: a notice to begin
+        with.  `clipboard`: as in the configuration.
+
+        `start`: show the log from that offset on, instead of drawing the present screen.
 
         `patience`: seconds in which a lost connection must come back.  `follow`: connects to the
         host that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
+        self._within, self._greeting, self._clipboard = within, greeting, clipboard
         self._read_only, self._take, self._start = read_only, take, start
         self._reconnection = Reconnection(connect, patience, follow)
         self._moved: Moved | None = None  # follow the session there
@@ -77,6 +84,7 @@ class Attachment:
         self._position = 0  # offset of the next byte that is needed
         self._lease: dict[str, Any] | None = None
         self._state = "running"
+        self._first = False  # the user has not attached to this session before
         self._typed = bytearray()  # not sent yet
         self._unanswered: dict[int, int] = {}  # request -> bytes not taken yet
         self._redraw_at: float | None = None
@@ -152,6 +160,11 @@ class Attachment:
             self._notice(
                 f"{self._writer()} writes in {self.name}; attach with --take to write yourself"
             )
+        elif self._greeting:
+            self._notice(self._greeting)
+        elif self._first and self._start is None and self._detach_key:
+            if self._terminal.keyboard and self._terminal.is_terminal:
+                self._notice(leaving_text(self.name, self._detach_key))
 
     def _attach(self, start: int) -> None:
         """Ask for output from `start` on, and for the write lease if it is free."""
@@ -159,6 +172,8 @@ class Attachment:
             "from": start,
             "answers": self._terminal.is_terminal and self._terminal.keyboard,
         }
+        if self._within:
+            arguments["within"] = self._within
         if not self._read_only:
             arguments["write"] = True
             if self._terminal.size is not None:
@@ -167,10 +182,22 @@ class Attachment:
         self._lease = answer["lease"]
         self._position = answer["offset"]
         self._shown.attached(answer)
+        self._decide_clipboard()
         self._fit(answer)
         self._state = answer["state"]
+        # Not over a program that has the whole screen for itself.
+        self._first |= answer.get("first", False) and not answer["modes"]["alternate"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event came before this client
+
+    def _decide_clipboard(self) -> None:
+        """Let the output set this terminal's clipboard, or not: a client that may write could have
+        had it anyway.
+        """
+        writes = not self._read_only and self.session.role != "observe"
+        self._shown.clipboard = self._clipboard == "all" or (
+            self._clipboard == "writers" and writes
+        )
 
     def _finish_output(self) -> None:
         """Show the last output of the ended session, then end with its exit code."""
@@ -287,6 +314,9 @@ class Attachment:
             self._redraw_at = time.monotonic() + _QUIET
         elif event.name == "resize":
             self._fit(body)
+        elif event.name == "operator" and body.get("operator") == self.session.operator:
+            self.session.role = str(body.get("role"))
+            self._decide_clipboard()
         elif event.name == "lease":
             was, self._lease = self._mine, body.get("lease")
             if self._mine and not was:

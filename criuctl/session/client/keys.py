@@ -90,6 +90,16 @@ def sequences(text: str) -> list[bytes]:
     return found
 
 
+def spoken(text: str) -> str:
+    """Return a key as it is written for people: ``Ctrl-]`` for ``C-]``."""
+    words = {"C": "Ctrl", "M": "Alt", "S": "Shift"}
+    return re.sub(r"(?<!\S)((?:[CMS]-)+)(?=\S)", lambda m: _spoken(m[1], words), text)
+
+
+def _spoken(modifiers: str, words: dict[str, str]) -> str:
+    return "".join(f"{words[letter]}-" for letter in modifiers.split("-") if letter)
+
+
 def _control(char: str, word: str) -> str:
     if char == "?":
         return "\x7f"

@@ -9,15 +9,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...quoting import quoted
+from . import keys
 
 
 def checkpointed_text(name: str, checkpoint: object, detach_key: str) -> str:
     """Return the notice that the tree is in a store, and what the user can do."""
-    key = f"; {detach_key} leaves" if detach_key else ""
+    key = f"; {keys.spoken(detach_key)} leaves" if detach_key else ""
     return (
         f"{name} is checkpointed ({str(checkpoint or '')[:12]}); it goes on here when it is "
         f"restored on this host{key}"
     )
+
+
+def leaving_text(name: str, detach_key: str) -> str:
+    """Return the notice that names the detach key."""
+    return f"{keys.spoken(detach_key)} leaves {name} running"
 
 
 def restored_text(name: str, incarnation: int, restored: dict[str, Any]) -> str:

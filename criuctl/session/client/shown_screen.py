@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from ..screen.changes import TerminalChanges
+from ..screen.clipboard import WithoutClipboard
 from ..screen.drawing import View, redraw
 from ..screen.queries import OldOutput
 from ..screen.replay import replay
@@ -27,6 +28,8 @@ class ShownScreen:
         self._terminal = terminal
         self._changes = TerminalChanges()
         self._old_output = OldOutput(0)
+        self._without_clipboard = WithoutClipboard()
+        self.clipboard = True  # the output may set the clipboard of the terminal
         self._view: View | None = None  # only a part is shown
         self.due: float | None = None  # when `update` is to be called
 
@@ -49,6 +52,7 @@ class ShownScreen:
         drawing = redraw(screen, size[0], size[1], history=history)
         self._terminal.put(self._changes.undo() + RESET + drawing)
         self._changes.watch(drawing)
+        self._without_clipboard = WithoutClipboard()  # what was held back is not needed
         self._view = View(screen) if self.too_small(status["rows"], status["cols"]) else None
         self.due = None
         return screen.end
@@ -75,7 +79,8 @@ class ShownScreen:
                 self.due = time.monotonic() + _FRAME
             return
         self._changes.watch(output.data)
-        self._terminal.put(self._old_output.feed(output.offset, output.data))
+        data = self._old_output.feed(output.offset, output.data)
+        self._terminal.put(data if self.clipboard else self._without_clipboard.feed(data))
 
     def update(self) -> None:
         """Draw what has changed since the last drawing of a part."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .commands import Commands
+from .environment import SessionEnvironment
 from .event_loop import Loop
 from .foreground_report import ForegroundReport
 from .helper_processes import HelperProcesses
@@ -29,12 +30,13 @@ class Commanding:
         tree: Tree,
         master: Master,
         helpers: HelperProcesses,
+        environment: SessionEnvironment,
     ) -> None:
         self._loop, self._marks = loop, master.marks
         self.commands = Commands()
         self.foreground = ForegroundReport(session, tree, master)
         self.in_shell = ShellCommands(loop, tree, master, self.foreground, self.commands)
-        self.new = NewCommands(loop, tree, helpers, self.foreground, self.commands)
+        self.new = NewCommands(loop, tree, helpers, self.foreground, self.commands, environment)
 
     def session_over(self) -> None:
         """The session has ended: so have its commands."""

@@ -53,6 +53,7 @@ class Connection:
     operator: Operator | None = None
     position: int | None = None  # of the attached output
     answers: bool = False  # a terminal is shown that output, and its answers are typed
+    within: str = ""  # id of the session in whose terminal that output is shown
     subscribed: bool = False
     closing: bool = False  # close when all is sent
     dead: bool = False
@@ -231,6 +232,7 @@ class Connection:
             "operator": self.operator.id if self.operator is not None else "",
             "position": self.position,
             "answers": self.answers,
+            "within": self.within,
             "subscribed": self.subscribed,
             "out": base64.b64encode(self.out).decode(),
             "events": [[anchor, base64.b64encode(frame).decode()] for anchor, frame in self.events],
@@ -243,7 +245,7 @@ class Connection:
         self.decoder.feed(base64.b64decode(state["held"]))
         self.operator = operators.get(state["operator"])
         self.position, self.subscribed = state["position"], state["subscribed"]
-        self.answers = state.get("answers", False)
+        self.answers, self.within = state.get("answers", False), state.get("within", "")
         self.out += base64.b64decode(state["out"])
         self.events.extend((anchor, base64.b64decode(frame)) for anchor, frame in state["events"])
         self.transfers.extend(Transfer(*values) for values in state["transfers"])

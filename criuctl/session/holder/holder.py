@@ -35,6 +35,7 @@ from .command_operations import CommandOperations
 from .commanding import Commanding
 from .connection import Connection
 from .echoes import Echoes
+from .environment import SessionEnvironment
 from .event_loop import READ, Loop
 from .event_operations import EventOperations
 from .events import Events
@@ -100,7 +101,10 @@ class Holder:
         self.lifetime = Lifetime(loop, session, self.clients)
         self.leasing = Leasing(loop, session, self.events, self.audit)
         self.helpers = HelperProcesses(self.tree, self.events)
-        self.commanding = Commanding(loop, session, self.tree, self.master, self.helpers)
+        self.environment = SessionEnvironment(self.files, self.tree, self.audit)
+        self.commanding = Commanding(
+            loop, session, self.tree, self.master, self.helpers, self.environment
+        )
         self.echoes = Echoes(log, self.master.marks)
         self.waits = Waits(session, log, self.lifetime.collect, self.commanding.commands)
         self.kept_screen = KeptScreen(log, self.modes, self.master, self.helpers)
@@ -228,7 +232,7 @@ class Holder:
         )
         steps = StepOperations(self.steps, self.replication)
         own = (self._tree_operations(), self._holder_operations())
-        acting = (commanding, steps, self.inside, *own)
+        acting = (commanding, steps, self.inside, self.environment, *own)
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
@@ -484,6 +488,7 @@ class Holder:
             **self.master.to_state(),
             **self.leasing.authority.to_state(),
             **self.inside.to_state(),
+            **self.environment.to_state(),
             **self.clients.to_state(),
             **self.waits.to_state(),
             **self.echoes.to_state(),
@@ -507,6 +512,7 @@ class Holder:
             self.root_watch.begin()
         self.clients.restore(state, self.leasing.authority.operators)
         self.inside.restore(state)
+        self.environment.restore(state)
         self.waits.restore(state, self.clients.connections)
         self.self_fence.resume(state.get("until"))
         self.loop.soon(self.waits.answer)

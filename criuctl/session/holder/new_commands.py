@@ -29,6 +29,7 @@ from ...proc.procfs import read_raw
 from ...proc.tree import ProcessIdentity
 from .command_files import STREAMS, Files, open_files, without_hooks
 from .commands import INTERRUPTED, NEW, RUNNING, Command, Commands
+from .environment import SessionEnvironment
 from .event_loop import READ, Loop, Timer
 from .foreground_report import ForegroundReport
 from .helper_processes import HelperProcesses
@@ -54,9 +55,11 @@ class NewCommands:
         helpers: HelperProcesses,
         foreground: ForegroundReport,
         commands: Commands,
+        environment: SessionEnvironment,
     ) -> None:
         self._loop, self._tree, self._helpers = loop, tree, helpers
         self._foreground, self._commands = foreground, commands
+        self._environment = environment
         self._files: dict[str, Files] = {}
         self._timer: Timer | None = None
         self.is_dumped: Callable[[], bool] = lambda: False  # or about to be
@@ -112,7 +115,8 @@ class NewCommands:
             except OSError:
                 continue
             pairs = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0") if entry)
-            return without_hooks({name: value for name, _, value in pairs}), cwd
+            env = without_hooks({name: value for name, _, value in pairs})
+            return self._environment.applied(env), cwd
         return {}, "/"
 
     def _started(self, command: Command, channel: socket.socket) -> None:

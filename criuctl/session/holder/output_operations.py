@@ -14,11 +14,12 @@ from .lifetime import Lifetime
 from .master import Master
 from .operators import Operator, Refused
 from .output_log import OutputLog
-from .request_values import FAR, LATER, Message, Operations, boolean, integer, window_size
+from .request_values import FAR, LATER, Message, Operations, boolean, integer, text, window_size
 from .session_state import SessionState
 from .write_operations import WriteOperations
 
 _MAX_READS = 64  # of one connection
+_MAX_ATTACHED = 256  # operators that are remembered
 
 
 class OutputOperations:
@@ -38,6 +39,7 @@ class OutputOperations:
         self._loop, self._session, self._log, self._modes = loop, session, log, modes
         self._master, self._lifetime, self._writing = master, lifetime, writing
         self._kept_screen = kept_screen
+        self._attached = set[tuple[int, str, str]]()  # the identities that have attached before
         self.operations: Operations = {
             "attach": ("observe", self._attach),
             "detach": ("observe", self._detach),
@@ -66,6 +68,7 @@ class OutputOperations:
         connection.position = position
         shows = boolean(message, "answers") if "answers" in message else by.kind == "human"
         connection.answers = shows
+        connection.within = text(message, "within", 64) if "within" in message else ""
         self._loop.soon(connection.pump)  # behind the answer
         log, master = self._log, self._master
         return {
@@ -76,8 +79,16 @@ class OutputOperations:
             "rows": master.rows,
             "cols": master.cols,
             "state": self._session.state,
+            "first": self._is_first(by),
             **self._writing.lease(),
         }
+
+    def _is_first(self, by: Operator) -> bool:
+        """Return whether an operator of this user, kind and name attaches for the first time."""
+        known = by.identity in self._attached
+        if not known and len(self._attached) < _MAX_ATTACHED:
+            self._attached.add(by.identity)
+        return not known
 
     def _detach(self, connection: Connection, by: Operator, message: Message) -> Message:
         position, connection.position = connection.position, None

@@ -130,7 +130,9 @@ class StatusReport:
             if operator.id in clients:
                 position = clients[operator.id].position
                 lag = 0 if position is None else end - position
-                place = {"attached": position is not None, "lag": lag}
+                place: dict[str, Any] = {"attached": position is not None, "lag": lag}
+                if position is not None and clients[operator.id].within:
+                    place["within"] = clients[operator.id].within
                 about = {"role": operator.role, "since": operator.since}
                 found.append({**operator.who(), **about, **place})
         return found

@@ -115,6 +115,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         "state_folder": str(state_folder),
         "scrollback": spec.scrollback or config.scrollback_mib << 20,
         "helper_environment": helper_environment(config),
+        "update_environment": list(config.update_environment),
     }
     kept = [fd for fd in (spec.log_fd, *spec.fds) if fd is not None]
     answer = _launch(_scope(spec.name), body, run_folder, kept, timeout)

@@ -149,6 +149,8 @@ def _continue_session(spec: dict[str, Any], holder: Holder) -> None:
     session.checkpoint_id = str(spec.get("checkpoint", ""))
     holder.commanding.restore(spec.get("shell") or {})
     holder.asked.environment = dict(spec.get("helper_environment") or {})
+    if spec.get("update_environment") is not None:
+        holder.environment.allowed = tuple(spec["update_environment"])
     holder.kept_screen.restore((spec.get("modes") or {}).get("screen"))
     ceilings = {(kind, name): role for kind, name, role in spec.get("roles", ())}
     holder.leasing.authority.ceilings = ceilings

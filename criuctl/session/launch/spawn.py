@@ -38,6 +38,8 @@ from ...proc.ownership import check_own
 from ...proc.privatens import PrivateNamespaces
 from ...proc.tree import ProcessIdentity, children
 from .. import names
+from ..holder.environment import agent_link
+from ..holder.environment import link as make_link
 from ..terminal import Pty, making
 from .plain_spawn import Spawned, SpawnRequest
 
@@ -105,8 +107,13 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         **request.env,
         "CRIUCTL_SESSION": request.name,
         "CRIUCTL_SESSION_ID": request.id,
-        "CRIUCTL_SESSION_DIR": str(inside.shown),
+        names.SESSION_DIR: str(inside.shown),
     }
+    agent, link = request.env.get(names.AGENT_SOCKET, ""), agent_link(str(inside.shown))
+    if agent.startswith("/") and link:
+        # A program keeps its environment: what the path leads to can be changed.
+        make_link(inside.folder, agent)
+        env[names.AGENT_SOCKET] = link
     with making():
         pty = Pty(request.rows, request.cols)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -72,6 +72,104 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
     assert ended(window) == 9
 
 
+def test_the_first_attach_names_the_detach_key(operators: Operators) -> None:
+    named = rb"Ctrl-\] leaves work running"
+    window = operators.window("run", "--name", "work", "--", *BASH)
+    window.expect(named + rb"\]\r\n[^\n]*\$ ")  # before the session's own output
+    window.send(b"\x1d")
+    assert ended(window) == 0
+    window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
+    window.expect(named)
+    window.send(b"\x1d")
+    assert ended(window) == 0
+    window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
+    window.expect(literally("$"))
+    window.send(b"printf '\\033[?1049h\\033[Hfull'; read\r")
+    window.expect(rb"full")
+    window.send(b"\x1d")
+    window.expect(rb"detached from work")
+    assert ended(window) == 0
+    assert not re.search(named, window.before)
+    third = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "third"})
+    third.expect(rb"full")  # not over a full-screen program
+    third.send(b"\x1d")
+    third.expect(rb"detached from work")
+    assert not re.search(named, third.before)
+
+
+def test_no_session_is_shown_within_itself(operators: Operators) -> None:
+    """Neither directly nor in a circle through others, however many; `CRIUCTL_NESTED` overrides."""
+    program = f"{sys.executable} -m criuctl"
+    for name in ("one", "two", "three"):
+        operators.shell(name)
+
+    def attach(inside: str, target: str, more: str = "") -> None:
+        text = f"clear; {more} {program} attach {target}"
+        operators("send", inside, "--text", text, "--enter")
+
+    def shows(name: str, pattern: str) -> None:
+        operators("wait", name, "--match", pattern, "--timeout", TIMEOUT)
+
+    attach("one", "one")
+    shows("one", "inside session 'one'")
+    for outer, inner in (("one", "two"), ("two", "three")):
+        attach(outer, inner)
+        wait_until(
+            lambda inner=inner: any(
+                o.get("within") for o in operators("status", inner)["operators"]
+            ),
+            TIMEOUT,
+            f"{inner} is shown in {outer}",
+        )
+    attach("three", "two")
+    shows("three", "'three', which is shown in 'two'")
+    operators("wait", "three", "--prompt", "--timeout", TIMEOUT)
+    attach("three", "one")
+    shows("three", "'three', which is shown in 'one'")
+    operators("wait", "three", "--prompt", "--timeout", TIMEOUT)
+    # A terminal outside, and one inside of another session, are no circle.
+    window = operators.window("attach", "one", "--read-only")
+    window.expect(rb"which is shown in 'one'")
+    attach("three", "three", "CRIUCTL_NESTED=1")
+    wait_until(
+        lambda: len(operators("status", "three")["operators"]) >= 2,
+        TIMEOUT,
+        "the override is obeyed",
+    )
+
+
+def test_the_clipboard_is_for_those_who_may_write(operators: Operators) -> None:
+    """Also while roles change, and for what `capture --follow --ansi` shows."""
+    operators.shell("work")
+    copies = r"printf '\033]52;c;%s\007copied-%s\n' "
+
+    def window(*more: str, **env: str) -> pexpect.spawn[bytes]:
+        found = operators.window("attach", "work", *more, env=env)
+        found.expect(literally("$"))
+        return found
+
+    writer, watcher = window(), window("--read-only")
+    limited = window(CRIUCTL_OPERATOR="limited")
+    everything = window("--read-only", CRIUCTL_CLIPBOARD="all")
+    nothing = window(CRIUCTL_CLIPBOARD="none", CRIUCTL_OPERATOR="careful")
+    follow = operators.window("capture", "work", "--follow", "--ansi", "--since", "0")
+
+    def copied(number: int) -> list[bool]:
+        line = f"{copies}QUJD{number} {number}"
+        operators("send", "work", "--text", line, "--enter")
+        shown = []
+        for terminal in (writer, limited, everything, watcher, nothing, follow):
+            terminal.expect(rb"copied-%d\r+\n" % number)
+            shown.append(b"\x1b]52;c;QUJD%d\x07" % number in terminal.before)
+        return shown
+
+    assert copied(1) == [True, True, True, False, False, False]
+    operators("role", "work", "human:limited", "observe")
+    assert copied(2) == [True, False, True, False, False, False]
+    operators("role", "work", "human:limited", "write")
+    assert copied(3) == [True, True, True, False, False, False]
+
+
 def test_without_a_terminal_nothing_is_typed(operators: Operators) -> None:
     """The end of standard input would be typed as ^D, which ends a shell."""
     operators("run", "-d", "--name", "work", "--", "cat")

@@ -12,6 +12,7 @@ import pty
 import re
 import struct
 import subprocess
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,13 +195,15 @@ def test_list_is_a_table_for_people_and_an_array_for_programs(place: Place) -> N
     assert "no checkpoint of a session named 'nobody'" in place("list", "nobody", code=3).stderr
 
 
-def test_list_on_a_terminal_is_a_table_too(place: Place) -> None:
-    found = place.write("web")
+def on_terminal(place: Place, columns: int, *words: str, **env: str) -> str:
+    """What a command writes to a terminal of this width, without the bold of headings."""
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
+    environment = {key: value for key, value in place.env.items() if key != "COLUMNS"}
     try:
         place.run(
-            "list",
-            env={**place.env, "TERM": "xterm", "COLUMNS": "100"},
+            *words,
+            env={**environment, "TERM": "xterm", **env},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -212,9 +215,28 @@ def test_list_on_a_terminal_is_a_table_too(place: Place) -> None:
                 written += piece
     finally:
         os.close(master)
-    seen = written.decode()
-    assert found.id[:12] in seen
-    assert "\x1b[2J" not in seen
+    return re.sub(r"\x1b\[1?m", "", written.decode()).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("columns", "headings"),
+    [
+        (60, "CHECKPOINT ID CREATED STORED"),
+        (80, "CHECKPOINT ID CREATED MEMORY STORED"),
+        (100, "CHECKPOINT ID CREATED MEMORY STORED HOST LABELS"),
+        (200, "CHECKPOINT ID CREATED MEMORY STORED HOST LABELS"),
+    ],
+)
+def test_list_on_a_terminal_fits_it(place: Place, columns: int, headings: str) -> None:
+    name = "web-frontend-production"
+    found = place.write(name, labels={"tier": "production", "team": "payments"})
+    seen = on_terminal(place, columns, "list")
+    assert "\x1b" not in seen
+    heading, row = seen.splitlines()
+    assert heading.split() == headings.split()
+    assert row.startswith(f"{name}@1  {found.id[:12]}  ")
+    assert len(row) <= columns
+    assert on_terminal(place, columns, "list", COLUMNS="200") == on_terminal(place, 200, "list")
 
 
 def test_an_unreadable_manifest_is_reported_and_the_others_are_listed(place: Place) -> None:

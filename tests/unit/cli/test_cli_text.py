@@ -71,15 +71,6 @@ def test_printable_keeps_what_is_printable_and_shows_undecodable_bytes() -> None
     assert text.printable(b"a\xff".decode("utf-8", "surrogateescape")) == "a\\udcff"
 
 
-def test_a_table_is_aligned_and_cuts_nothing() -> None:
-    columns = (text.Column("name"), text.Column("size", right=True), text.Column("x"))
-    assert text.table(columns, [("a", "1", ""), ("longer", "1000", "y")]).splitlines() == [
-        "NAME    SIZE  X",
-        "a          1",
-        "longer  1000  y",
-    ]
-
-
 def process(pid: int, ppid: int, *argv: str, **more: Any) -> dict[str, Any]:
     return {
         "pid": pid,

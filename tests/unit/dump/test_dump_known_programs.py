@@ -101,6 +101,26 @@ def test_what_differs_in_more_than_its_process_stays_apart() -> None:
     assert summarised(apart) == apart
 
 
+def test_many_that_differ_in_files_and_sizes_are_one_line_with_some_of_the_files() -> None:
+    found = [
+        Finding("warning", "file-kept", f"/var/log/{n}.log: is {n} KiB longer", "Look.", 5, n)
+        for n in range(1, 13)
+    ]
+    (finding,) = summarised(found)
+    assert finding.text == (
+        "/var/log/1.log: is 1 KiB longer; and 11 more like it: /var/log/2.log, /var/log/3.log, "
+        "/var/log/4.log, /var/log/5.log and 7 more"
+    )
+    assert summarised(found[:3]) == found[:3]
+    peers = [error("hangup", 5, f"the connection to 10.0.0.{n}:5432 is closed") for n in range(5)]
+    (finding,) = summarised(peers)
+    assert finding.text.endswith(
+        "4 more like it: 10.0.0.1:5432, 10.0.0.2:5432, 10.0.0.3:5432 and 10.0.0.4:5432"
+    )
+    other = Finding("warning", "file-kept", "/x: is gone", "Look.", 5, 3)
+    assert summarised([*found, other])[1] == other
+
+
 def test_all_that_a_known_program_s_remedy_ends_has_one_cause() -> None:
     found = [
         error("nested-namespace", 5, "5 (x) is in another net namespace", "Name PID 5."),

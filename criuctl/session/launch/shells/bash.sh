@@ -34,8 +34,27 @@ if [ -n "${CRIUCTL_SHELL_RC+set}" ]; then
     unset __criuctl_rc
 fi
 
+# Take over, once, the variables that a client has brought (criuctl attach --update-env).
+__criuctl_refresh() {
+    local line='' first=1
+    [[ -r $__criuctl_dir/environment ]] || return 0
+    while IFS= read -r line; do
+        if [[ -n $first ]]; then
+            first=
+            if [[ $line == "$__criuctl_seen" ]]; then break; fi
+            __criuctl_seen=$line
+        elif [[ $line == *=* ]]; then
+            export "${line?}" || :
+        elif [[ -n $line ]]; then
+            unset "$line" || :
+        fi
+    done <"$__criuctl_dir/environment" || :
+    return 0
+}
+
 # Mark the end of a command with its status ($1), and the beginning of a prompt.
 __criuctl_prompt() {
+    __criuctl_refresh
     if [[ -n ${__criuctl_quiet-} ]]; then
         __criuctl_recover
     fi
@@ -72,6 +91,7 @@ __criuctl_recover() {
 # the history, and "!" has no meaning in it.
 __criuctl_key() {
     local text='' action=redraw-current-line map
+    __criuctl_refresh
     printf '\e]7133;R;%s;n=%d\a' "$__criuctl_mark" "$__criuctl_n"
     if IFS= read -r -s -t 10 -d $'\x1f' text && [[ $text == "$__criuctl_mark:"?* ]]; then
         action=accept-line
@@ -97,6 +117,7 @@ __criuctl_load() {
     local map old
     __criuctl_mark=aid=$CRIUCTL_SHELL
     __criuctl_n=0
+    __criuctl_dir=${CRIUCTL_SESSION_DIR-} __criuctl_seen=
     __criuctl_ps2='\['$'\e]133;A;k=s;'"$__criuctl_mark"$'\a''\]'
     export -n PS0 PS2
     __criuctl_keeps_edits=

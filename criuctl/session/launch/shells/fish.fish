@@ -2,10 +2,31 @@
 
 set -g __criuctl_mark aid=$CRIUCTL_SHELL
 set -g __criuctl_n 0
+set -g __criuctl_dir $CRIUCTL_SESSION_DIR
+set -g __criuctl_seen ''
 set -e CRIUCTL_SHELL CRIUCTL_SHELL_DIR
+
+# Take over, once, the variables that a client has brought (criuctl attach --update-env).
+function __criuctl_refresh
+    test -r "$__criuctl_dir/environment"; or return
+    set -l first 1
+    while read -l line
+        if test -n "$first"
+            set first ''
+            test "$line" = "$__criuctl_seen"; and break
+            set -g __criuctl_seen $line
+        else if string match -q -- '*=*' $line
+            set -l pair (string split -m 1 -- = $line)
+            set -gx $pair[1] $pair[2]
+        else if test -n "$line"
+            set -e $line
+        end
+    end <"$__criuctl_dir/environment"
+end
 
 # Mark the beginning of a prompt.
 function __criuctl_prompt --on-event fish_prompt
+    __criuctl_refresh
     set -g __criuctl_n (math $__criuctl_n + 1)
     printf '\e]133;A;%s;n=%d;pid=%d\a' $__criuctl_mark $__criuctl_n $fish_pid
 end
@@ -36,6 +57,7 @@ end
 # Take a line from the session's holder, in the place of what is half typed.  It is not added to the
 # history.  fish leaves a line that it cannot parse in its editor: report such a one here.
 function __criuctl_key
+    __criuctl_refresh
     printf '\e]7133;R;%s;n=%d\a' $__criuctl_mark $__criuctl_n
     set -l size (command head -c 8)
     string match -qr '^[0-9]{8}$' -- $size; or return

@@ -98,6 +98,14 @@ def test_keys_by_name(word: str, sent: bytes) -> None:
     assert keys.encode("Up", cursor_keys=True) == b"\x1bOA"
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [("C-]", "Ctrl-]"), ("C-a d", "Ctrl-a d"), ("C-M-x", "Ctrl-Alt-x"), ("F12", "F12"), ("-", "-")],
+)
+def test_keys_as_people_write_them(key: str, shown: str) -> None:
+    assert keys.spoken(key) == shown
+
+
 @pytest.mark.parametrize("word", ["Nonsense", "C-", "C-é", "C-ß", "C-\udcff", "ab", "C-1x"])
 def test_what_is_no_key(word: str) -> None:
     with pytest.raises(UsageError):

@@ -33,6 +33,7 @@ KEYS = {
     "frozen", "moved", "expecting", "asleep", "helpers", "master", "size", "held", "queue",
     "operators", "ceilings", "lease", "soft", "lease_held", "echoes", "listener",
     "connections", "waits", "shell", "reserved", "new_commands", "inside", "screen",
+    "environment",
 }  # fmt: skip
 # keys that the first holders did not write
 LATER = {
@@ -49,6 +50,7 @@ LATER = {
     "new_commands",
     "inside",
     "screen",
+    "environment",
 }
 
 
@@ -91,6 +93,7 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
     made.master.put(Chunk(b"typed\xff", client.operator.who(), "human", ours.fileno(), 18))
     made.master.resize(31, 99, 5, 6)
     made.kept_screen.restore({"offset": 105, "since": 100, "base64": "eA=="})
+    made.environment.restore({"environment": [["DISPLAY"], {"DISPLAY": None}, 3]})
     made.lifetime.linger, made.lifetime.collected = 77.0, True
     made.events.emit("paused", by=None)
     log.flush()

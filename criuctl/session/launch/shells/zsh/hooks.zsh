@@ -2,13 +2,33 @@
 # the user may set any option.  What "xtrace" prints goes where the errors go.
 
 typeset -g __criuctl_mark=aid=$CRIUCTL_SHELL __criuctl_quiet= __criuctl_sp=
+typeset -g __criuctl_dir=${CRIUCTL_SESSION_DIR-} __criuctl_seen=
 typeset -gi __criuctl_n=0
 unset CRIUCTL_SHELL CRIUCTL_SHELL_DIR
+
+# Take over, once, the variables that a client has brought (criuctl attach --update-env).
+function __criuctl_refresh() {
+    local line= first=1
+    [[ -r $__criuctl_dir/environment ]] || return 0
+    while IFS= read -r line; do
+        if [[ -n $first ]]; then
+            first=
+            if [[ $line == "$__criuctl_seen" ]]; then break; fi
+            __criuctl_seen=$line
+        elif [[ $line == *=* ]]; then
+            export "$line" || :
+        elif [[ -n $line ]]; then
+            unset "$line" || :
+        fi
+    done <$__criuctl_dir/environment || :
+    return 0
+}
 
 # Mark the end of a command with its status, and the beginning of a prompt.
 function __criuctl_precmd() {
     {
         print -rn -- $'\e]133;D;'"$?;$__criuctl_mark;n=$__criuctl_n"$'\a' >$TTY
+        __criuctl_refresh
         __criuctl_recover
         if [[ -n $__criuctl_sp ]]; then
             # A line without an end: shown as zsh would have done before this mark.
@@ -59,6 +79,7 @@ function __criuctl_addhistory() {
 function __criuctl_key() {
     {
         local text=
+        __criuctl_refresh
         print -rn -- $'\e]7133;R;'"$__criuctl_mark;n=$__criuctl_n"$'\a' >$TTY
         if IFS= read -r -t 10 -d $'\x1f' text <$TTY && [[ $text == "$__criuctl_mark:"?* ]]; then
             printf -v BUFFER '%b' "${text#"$__criuctl_mark:"}"
