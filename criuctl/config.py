@@ -127,13 +127,15 @@ class Config(Struct, frozen=True):
     sources: tuple[str, ...] = ()  # the files that were read, for doctor
     # the store was named by --store: a dump does not make it, the name may be mistyped
     store_named: bool = False
+    plain_store: bool = False  # --no-encrypt: a store that is made in passing is not encrypted
 
     def with_options(self, **options: Any) -> Config:
         """Return a copy in which every option that is not None replaces the field of its name."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
 
-_FIELDS = tuple(name for name in Config.__struct_fields__ if name not in ("sources", "store_named"))
+_INTERNAL = ("sources", "store_named", "plain_store")
+KEYS = tuple(name for name in Config.__struct_fields__ if name not in _INTERNAL)
 _DEFAULTS = Config()
 _NESTED = {
     "retention": "session patterns to mappings such as {keep_daily: 7}",
@@ -313,9 +315,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} must hold a mapping of keys to values")
     values: dict[str, Any] = {}
     for key, value in loaded.items():
-        if key not in _FIELDS:
+        if key not in KEYS:
             raise ConfigError(
-                f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}."
+                f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(KEYS))}."
             )
         values[key] = _coerce(key, value, str(path))
     return values
@@ -352,7 +354,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     for candidate in [*filter(Path.is_file, candidates), *named]:
         values.update(_read_file(candidate))
         sources.append(str(candidate))
-    for key in _FIELDS:
+    for key in KEYS:
         variable = f"CRIUCTL_{key.upper()}"
         if environ.get(variable):
             values[key] = _coerce(key, environ[variable], variable)

@@ -221,7 +221,11 @@ def _store(config: Config) -> Iterator[Finding]:
         repository.preflight_write()
         others = sum(slot.get("type") != "writer" for slot in repository.about.slots) - 1
         more = f", as {others} more would" if others > 0 else ""
-        sealed = f"encrypted, the key opens it{more}" if repository.encrypted else "not encrypted"
+        sealed = (
+            f"encrypted, the key in {repository.opened.source} opens it{more}"
+            if repository.opened is not None
+            else "not encrypted"
+        )
         if repository.write_only:
             sealed = (
                 "encrypted, and this host is write-only: it reads what it has stored itself, and "
@@ -239,13 +243,26 @@ def _store(config: Config) -> Iterator[Finding]:
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise
-        try:
-            probe_folder(Path(store.url.removeprefix("file://")))
-        except OSError as cause:
-            raise StoreError(
-                f"{store.url} cannot be made: {cause.strerror}",
-                hint="Name a folder on a writable file system.",
-            ) from cause
-        yield Finding("info", error.code, error.message, "A local store is made at the first dump.")
+        for what, key, folder in (
+            (f"the store {store.url}", "store", Path(store.url)),
+            (
+                f"the key of the store {store.url}, in {config.key_dir},",
+                "key_dir",
+                Path(config.key_dir),
+            ),
+        ):
+            try:
+                probe_folder(folder)
+            except OSError as cause:
+                raise StoreError(
+                    f"{what} cannot be made: {cause.strerror}",
+                    hint=f"Name a folder on a writable file system: {key} in the configuration.",
+                ) from cause
+        yield Finding(
+            "info",
+            error.code,
+            error.message,
+            f"It is made at the first dump, encrypted by a key in {config.key_dir}.",
+        )
     finally:
         store.close()
