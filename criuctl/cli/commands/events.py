@@ -78,34 +78,27 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
     )
 
 
-class Since(click.ParamType):
-    """Where to begin: the number of an event, or a time, which becomes a `datetime`."""
-
-    name = "event or time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | datetime:
-        """Return the number or the time that the text means."""
-        if isinstance(value, int | datetime):
-            return value
-        if value.isascii() and value.isdecimal():
-            return int(value)
-        today = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
-        days = {"today": today, "yesterday": today - timedelta(days=1)}
-        try:
-            return days[value] if value in days else _ago(value)
-        except UsageError:
-            pass
-        try:
-            return datetime.fromisoformat(value).astimezone()
-        except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither the number of an event, nor a span (2h, 7d), nor a time "
-                "(2026-11-27, '2026-11-27 14:00', today, yesterday)",
-                param,
-                ctx,
-            )
+def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> int | datetime | None:
+    """Return the number of an event, or the time, that `value` means."""
+    if value is None:
+        return None
+    if value.isascii() and value.isdecimal():
+        return int(value)
+    today = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    days = {"today": today, "yesterday": today - timedelta(days=1)}
+    try:
+        return days[value] if value in days else _ago(value)
+    except UsageError:
+        pass
+    try:
+        return datetime.fromisoformat(value).astimezone()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is neither the number of an event, nor a span (2h, 7d), nor a time "
+            "(2026-11-27, '2026-11-27 14:00', today, yesterday)",
+            ctx,
+            param,
+        ) from None
 
 
 def _ago(span: str) -> datetime:
@@ -131,7 +124,7 @@ def _ago(span: str) -> datetime:
 @click.option(
     "-S",
     "--since",
-    type=Since(),
+    callback=_begin,
     metavar="WHEN",
     help="Only events after the one of this number, or since a time: a span before now (2h, 7d), "
     "2026-11-27, '2026-11-27 14:00' (of this host's time zone), today, yesterday.  [default: the "
@@ -142,7 +135,8 @@ def _ago(span: str) -> datetime:
     "--lines",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Only the last N of them; with --follow, those before the ones that come.",
+    help="Only the last N of them; with --follow, those before the ones that come.  [default: as "
+    "for --since]",
 )
 @click.option("-a", "--all", "all_", is_flag=True, help="All events that are kept.")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")

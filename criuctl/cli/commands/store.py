@@ -192,9 +192,10 @@ def info(app: App) -> int:
 
     Deduplication is the size of all checkpoints, if each were kept whole, divided by the size of
     their distinct content; compression is that divided by the size of the packs. Growth is what
-    each session's last ten checkpoints have added to the store, all of it in the JSON, on a
-    terminal the ten sessions that grow most. Deleted data that a bucket with versions still keeps
-    is shown too: its own lifecycle rules decide when that goes.
+    each session's last ten checkpoints have added to the store, and the amount in a day as soon as
+    they span one; all of it in the JSON, on a terminal the ten sessions that grow most. Deleted
+    data that a bucket with versions still keeps is shown too: its own lifecycle rules decide when
+    that goes.
     """
     from ...ops.stores import store_info
 

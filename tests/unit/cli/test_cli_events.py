@@ -68,7 +68,7 @@ def test_as_many_as_are_asked_for(show: Show) -> None:
         (["--since", "7", "-n", "1"], [COUNT]),
         (["-S", "1h"], range(COUNT - 9, COUNT + 1)),
         (["-S", "1d"], range(1, COUNT + 1)),
-        (["-S", (datetime.now() - AGE / 2).isoformat(" ")], range(COUNT - 9, COUNT + 1)),
+        (["-S", (datetime.now(UTC) - AGE / 2).isoformat(" ")], range(COUNT - 9, COUNT + 1)),
         (["-S", "2100-01-01"], ()),
     ):
         done = show(*words)
