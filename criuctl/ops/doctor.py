@@ -26,6 +26,7 @@ from ..proc.namespaces import KINDS
 from ..quoting import quoted
 from ..report import Finding
 from . import host_checks
+from .config_check import late_readers
 from .host_checks import dotted, has_pidfd_getfd, probe_folder
 
 _EARLIEST = 1_735_689_600  # 2025-01-01: criuctl is younger
@@ -179,24 +180,11 @@ def _named(config: Config) -> Iterator[Finding]:
     """Check the parts of the configuration that are read only when they are needed, for example at
     night by cron.
     """
-    from ..files import predicates
-    from ..host import configured_trees, retention
-    from ..session.client.keyboard import DetachKey
-    from ..transport.ssh import Host
-
-    readers: list[tuple[str, Callable[[], object]]] = [
-        ("", lambda: configured_trees.trees(config)),
-        ("", lambda: retention.policies(config.retention)),
-        ("", lambda: predicates.configured(config)),
-        ("gc_grace: ", lambda: retention.seconds(config.gc_grace)),
-        ("detach_key: ", lambda: config.detach_key and DetachKey(config.detach_key)),
-    ]
-    readers += [("", lambda name=name: Host.parse(name, config)) for name in config.hosts]  # type: ignore[misc]
-    for where, read in readers:
+    for key, read in late_readers(config):
         try:
             read()
         except CriuctlError as error:
-            message = error.message if error.message.startswith(where) else where + error.message
+            message = error.message if error.message.startswith(key) else f"{key}: {error.message}"
             yield Finding("error", error.code, message, error.hint)
 
 
