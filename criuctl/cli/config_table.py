@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from .. import config
+from ..quoting import quoted
 from . import topics
 
 PAGE = "configuration"
@@ -78,7 +79,7 @@ def _read() -> Iterator[Key]:
 
 
 def _without_links(text: str) -> str:
-    return topics.with_links(text, lambda page: f"`criuctl help {page}`")
+    return topics.with_links(text, lambda page: f"`criuctl help {quoted(page)}`")
 
 
 def sample() -> str:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..quoting import quoted
+
 _RUNBOOKS = Path(__file__).with_name("runbooks")
 _PAGES = Path(__file__).parents[1] / "manual"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
@@ -113,7 +115,7 @@ def items(name: str, heading: str) -> list[tuple[str, str]]:
 
 
 def _sentence(written: str) -> str:
-    words = with_links(written, lambda page: f"`criuctl help {page}`")
+    words = with_links(written, lambda page: f"`criuctl help {quoted(page)}`")
     return words[:1].upper() + words[1:]
 
 

@@ -2,7 +2,7 @@
 
 `check` reads the files as `criuctl.config.load` does, but goes on after a fault, and names the line
 of each. It also reads the parts that commands read only when they need them: rules of connections,
-trees, hosts, retention. `shown` tells of each key which file or variable its value is from.
+trees, hosts, retention. `shown` returns the file or the variable that each value is from.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ def events(
     When a criuctl was killed (kill -9, power cut), the next operation records that: interrupted,
     exit code 137, and when it began.
 
-    --json prints an array, of all events unless told otherwise, and with --follow one object per
-    line.
+    --json prints an array, of all events without the options above, and with --follow one object
+    per line.
     """
     if all_ and (since is not None or lines is not None):
         raise click.UsageError("--all excludes --since and --lines")

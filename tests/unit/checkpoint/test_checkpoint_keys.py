@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,10 +292,12 @@ def test_the_loser_of_a_race_leaves_the_key_of_the_winner(tmp_path: Path) -> Non
 def test_a_store_without_a_place_for_its_key_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("")  # no folder
     store = LocalStore(str(tmp_path / "store"))
-    for make in (
-        lambda: Repository.open(store, kit.config(tmp_path), create_local=True),
-        lambda: Repository.init(store, encryption=True, config=kit.config(tmp_path)),
-    ):
+    config = kit.config(tmp_path)
+    makers: list[Callable[[], Repository]] = [
+        lambda: Repository.open(store, config, create_local=True),
+        lambda: Repository.init(store, encryption=True, config=config),
+    ]
+    for make in makers:
         with pytest.raises(KeyMissing, match="cannot be written") as error:
             make()
         assert "key_dir" in error.value.hint and "--no-encrypt" in error.value.hint

@@ -1,4 +1,4 @@
-"""criuctl config: what is set and where, each fault with its line, the table of keys, the sample."""
+"""criuctl config: what is set and where, each fault with its line, the table, the sample."""
 
 from __future__ import annotations
 
@@ -73,10 +73,8 @@ def test_show_has_what_is_set_and_where(setting: Setting, tmp_path: Path) -> Non
         "line": None,
         "variable": "--store",
     }
-    assert (body["keys"]["compression"]["source"], body["keys"]["compression"]["line"]) == (
-        "file",
-        3,
-    )
+    compression = body["keys"]["compression"]
+    assert (compression["source"], compression["line"]) == ("file", 3)
 
 
 def test_show_without_anything(setting: Setting) -> None:
