@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -136,13 +136,15 @@ class Config(Struct, frozen=True):
     sources: tuple[str, ...] = ()  # the files that were read, for doctor
     # the store was named by --store: a dump does not make it, the name may be mistyped
     store_named: bool = False
+    plain_store: bool = False  # --no-encrypt: a store that is made in passing is not encrypted
 
     def with_options(self, **options: Any) -> Config:
         """Return a copy in which every option that is not None replaces the field of its name."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
 
-_FIELDS = tuple(name for name in Config.__struct_fields__ if name not in ("sources", "store_named"))
+_INTERNAL = ("sources", "store_named", "plain_store")
+KEYS = tuple(name for name in Config.__struct_fields__ if name not in _INTERNAL)
 _DEFAULTS = Config()
 _NESTED = {
     "retention": "session patterns to mappings such as {keep_daily: 7}",
@@ -181,10 +183,28 @@ _UPDATED = re.compile(
     r"(?!(?:LD_|BASH|PYTHON|PERL|RUBY|NODE_|GIT_|GLIBC_|GCONV_|CRIUCTL_|PROMPT_COMMAND|ZDOTDIR)"
     r"|(?:PATH|ENV|IFS|SHELL|SHELLOPTS|HOME|FPATH|EDITOR|VISUAL|PAGER|PS[0-4])$)[A-Z][A-Z0-9_]{0,63}"
 )
+_KINDS = {int: "whole number", float: "number", tuple: "list of text", dict: "mapping"}
+_ODD_KINDS = {"max_freeze": "number, or mapping", "connection_rules": "list of mappings"}
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
-def _coerce(key: str, value: Any, where: str) -> Any:
+def kind_of(key: str) -> str:
+    """Return the kind of value that a key takes, in words."""
+    default = getattr(_DEFAULTS, key)
+    low, high = _RANGES.get(key, (0, 0))
+    if key in _CHOICES:
+        return " or ".join(_CHOICES[key])
+    if isinstance(default, bool):
+        return "true or false"
+    if isinstance(default, int) and high:
+        return f"whole number from {low} to {high}"
+    for kind, words in _KINDS.items():
+        if isinstance(default, kind):
+            return _ODD_KINDS.get(key, words)
+    return "absolute path" if key in _FOLDERS else "text"
+
+
+def value_of(key: str, value: Any, where: str) -> Any:
     """Return the value with the type of the `Config` field; raise `ConfigError` naming `where`."""
     wanted = _typed(key, value, where)
     if isinstance(wanted, int | float) and not isinstance(wanted, bool):
@@ -316,30 +336,45 @@ def _by_pattern(
     return {str(pattern): one for pattern, one in value.items()}
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def text_of(path: Path) -> str:
     """Read a file that no other user could have written: it names programs that criuctl starts."""
     from .proc.ownership import opened_own
 
     try:
         with opened_own(path) as fd, open(fd, encoding="utf-8", closefd=False) as file:
-            text = file.read()
+            return file.read()
     except UntrustedPath as error:
         raise ConfigError(error.message, hint=_whose(path, error.hint)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    loaded = _yaml(text, str(path))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    loaded = _yaml(text_of(path), str(path))
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values")
     values: dict[str, Any] = {}
     for key, value in loaded.items():
-        if key not in _FIELDS:
-            raise ConfigError(
-                f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}."
-            )
-        values[key] = _coerce(key, value, str(path))
+        if key not in KEYS:
+            raise ConfigError(f"{path}: unknown key {key!r}", hint=_near(key))
+        values[key] = value_of(key, value, str(path))
     return values
+
+
+def _near(key: object) -> str:
+    """Return the hint for an unknown key: the known ones that resemble it."""
+    near = nearest(str(key))
+    meant = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"{meant}`criuctl config explain` lists all keys, `criuctl config check` all faults."
+
+
+def nearest(key: str) -> list[str]:
+    """Return known keys that resemble an unknown one, the nearest first."""
+    import difflib
+
+    return difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=2, cutoff=0.7)
 
 
 def _whose(path: Path, hint: str) -> str:
@@ -350,14 +385,51 @@ def _whose(path: Path, hint: str) -> str:
     return f"{hint} if you trust its contents; otherwise {own}." if hint else f"Use {own}."
 
 
+class Setting(NamedTuple):
+    """A value of a key, and the file or the variable that it is from."""
+
+    value: Any
+    where: str
+
+
+def variable_of(key: str) -> str:
+    """Return the name of the variable that sets a key."""
+    return f"CRIUCTL_{key.upper()}"
+
+
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration: system file, user file, `path`, then ``CRIUCTL_<FIELD>``
     variables.
     """
+    found = settings(path, environ)
+    sources = tuple(str(file) for file in files(path, environ))
+    return Config(**{key: one.value for key, one in found.items()}, sources=sources)
+
+
+def settings(
+    path: str | None = None, environ: Mapping[str, str] = os.environ
+) -> dict[str, Setting]:
+    """Return what the same sources set, by key; the last source of a key counts."""
+    found: dict[str, Setting] = {}
+    for file in files(path, environ):
+        found |= {key: Setting(value, str(file)) for key, value in _read_file(file).items()}
+    for key in KEYS:
+        if text := environ.get(variable := variable_of(key)):
+            found[key] = Setting(value_of(key, text, variable), variable)
+    return found
+
+
+def places(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return where configuration files are looked for, whether they exist or not."""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
     candidates = [SYSTEM_FILE]
     if os.path.isabs(home):  # a relative HOME could lead to a folder of another user
         candidates.append(Path(home) / "criuctl" / "config.yaml")
+    return candidates
+
+
+def files(path: str | None = None, environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the files to read: those that exist, and the named one; `ConfigError` without that."""
     if path is not None:
         try:
             there, folder = Path(path).exists(), Path(path).is_dir()
@@ -367,14 +439,5 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
             raise ConfigError(
                 f"{path}: no such configuration file" if not there else f"{path} is a folder"
             )
-    values: dict[str, Any] = {}
-    sources = []
     named = [] if path is None else [Path(path)]  # a pipe or /dev/null is allowed here
-    for candidate in [*filter(Path.is_file, candidates), *named]:
-        values.update(_read_file(candidate))
-        sources.append(str(candidate))
-    for key in _FIELDS:
-        variable = f"CRIUCTL_{key.upper()}"
-        if environ.get(variable):
-            values[key] = _coerce(key, environ[variable], variable)
-    return Config(**values, sources=tuple(sources))
+    return [*filter(Path.is_file, places(environ)), *named]

@@ -147,6 +147,9 @@ class Reporter:
         """Report that something optional failed or is unexpected; the operation continues."""
         self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
+    def notice(self, text: str, hint: str = "") -> None:
+        """Report what the operator should know once, although nothing is wrong."""
+
     def finding(self, finding: Finding) -> None:
         """Report a finding; warnings are kept, and the caller handles errors."""
         if finding.level == "warning":

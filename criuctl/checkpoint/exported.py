@@ -159,7 +159,7 @@ def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
     return (
         f"It wants the key file with the fingerprint {', '.join(prints)}{where}. If none was "
         "named at the export, it is that of the store it is from (`criuctl store key --export` "
-        "there)."
+        "there). Or export it again, with --passphrase or --no-encrypt."
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import os
 import secrets
 import stat
@@ -29,6 +30,7 @@ _KEY_LINE = "criuctl key 1"
 WRITER_LINE = "criuctl writer key "
 _MASTER_LINE = "criuctl master key 1"
 MAX_SECRET_FILE = 4096
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
 
 class KeyText(Confidential, frozen=True):
@@ -78,47 +80,73 @@ class KeyText(Confidential, frozen=True):
         return cls(key, lines[0] == _MASTER_LINE)
 
 
-def new_key_file(path: Path) -> KeyText:
-    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as
-    it is.
+def new_key_file(path: Path) -> tuple[KeyText, bool]:
+    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as it is.
+
+    Return the key, and whether this call has made the file: of several processes exactly one has.
     """
     key = KeyText(secrets.token_bytes(KEY_SIZE))
     try:
         write_secret(path, key.text())
     except FileExistsError:
-        return KeyText.parse(read_secret(path), str(path))
-    return key
+        return KeyText.parse(read_secret(path), str(path)), False
+    return key, True
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a new file that only its owner can read; raise `FileExistsError`."""
+    """Write a new file that only its owner can read; raise `FileExistsError`.
+
+    The file gets its name when it is complete and durable: another process that finds it can read
+    it at once, and one that is killed leaves nothing.
+    """
     try:
         if not path.parent.exists():  # otherwise the operator chose this folder: leave its mode
             make_private(path.parent)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _write_new(folder, path.name, text)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except FileExistsError:
         raise
     except OSError as error:
         raise KeyMissing(
             f"the key file {path} cannot be written: {error.strerror}",
-            hint="Give another --key-file.",
+            hint=f"{'Run criuctl as root, or name' if os.geteuid() else 'Name'} another place: "
+            "--key-file, or key_dir in the configuration (CRIUCTL_KEY_DIR).",
         ) from error
+
+
+def _write_new(folder: int, name: str, text: str) -> None:
     try:
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
     except OSError as error:
-        path.unlink(missing_ok=True)
-        raise KeyMissing(
-            f"the key file {path} cannot be written: {error.strerror}",
-            hint="Give another --key-file.",
-        ) from error
+        if error.errno not in _NO_TMPFILE:
+            raise
+        fd = -1
+    if fd >= 0:
+        try:
+            _write_all(fd, text)
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+            return
+        finally:
+            os.close(fd)
+    # the file system of a USB stick, for example
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        _write_all(fd, text)
+    except OSError:
+        os.unlink(name, dir_fd=folder)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, text: str) -> None:
+    with open(fd, "w", closefd=False) as file:
+        file.write(text)
+    os.fsync(fd)
 
 
 def read_secret(path: Path) -> bytes:
@@ -141,5 +169,7 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise KeyMissing(
             f"{path} cannot be read: {error.strerror}",
-            hint="Bring the file back, or name another one.",
+            hint="Run criuctl as root, or name another file."
+            if isinstance(error, PermissionError)
+            else "Bring the file back, or name another one.",
         ) from error

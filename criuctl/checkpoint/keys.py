@@ -114,7 +114,8 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
                 f" Its recovery key opens it, too: {RECOVERY_VARIABLE}, or CRIUCTL_KEY_FILE=-."
                 if has_recovery(slots)
                 else ""
-            ),
+            )
+            + " `criuctl help key-lost` explains more.",
         )
     return open_by_passphrase(slots, store_id, phrase, source)
 

@@ -113,12 +113,43 @@ class Repository:
         Raise `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged` or an
         error of the store.
 
-        With `create_local` an absent or empty folder becomes a new store, not encrypted. A store
-        that differs from the one this host has pinned raises `StoreChanged`. A plain store in S3
-        that was never pinned raises `StoreNotTrusted` (`storepins`).
+        With `create_local` an absent or empty folder becomes a new store, encrypted unless
+        ``config.plain_store``. A store that differs from the one this host has pinned raises
+        `StoreChanged`. A plain store in S3 that was never pinned raises `StoreNotTrusted`
+        (`storepins`).
         """
         about, opened = load(store, config, create_local=create_local)
         return cls(store, config, about, opened)
+
+    @classmethod
+    def open_or_make(cls, store: Store, config: Config, reporter: Reporter) -> Repository:
+        """Open the store, or make it if its folder is absent or empty; report a new store and its
+        key. Raise `Conflict` if ``config.plain_store`` and it is encrypted.
+        """
+        found = cls.open(store, config, create_local=True)
+        found.check_plain_wanted()
+        if found.about.made:
+            found._report_made(reporter)
+        return found
+
+    def check_plain_wanted(self) -> None:
+        """Raise `Conflict` if a store without encryption is wanted and this one is encrypted."""
+        if self.config.plain_store and self.encrypted:
+            raise Conflict(
+                f"--no-encrypt: the store in {self.store.url} exists and is encrypted",
+                hint="Leave --no-encrypt out; or make another store, without encryption: "
+                "`criuctl store init --no-encrypt --store URL`.",
+            )
+
+    def _report_made(self, reporter: Reporter) -> None:
+        if self._opened is None:
+            reporter.notice(f"made the store in {self.store.url}, not encrypted")
+            return
+        reporter.notice(
+            f"made the store in {self.store.url}, encrypted by the key in {self._opened.source}",
+            "Keep a copy of the key elsewhere (`criuctl store key --export FILE`): without it "
+            "nothing in the store can be restored.",
+        )
 
     @property
     def id(self) -> str:

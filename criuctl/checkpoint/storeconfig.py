@@ -31,6 +31,7 @@ from ..errors import (
     PlatformError,
     StoreNotInitialised,
     StoreUnreachable,
+    UntrustedPath,
     WrongKey,
 )
 from ..store import Capabilities, Store
@@ -68,6 +69,7 @@ class StoreConfig(Confidential, frozen=True):
     # what this host expects at the place; None where it cannot record that, or nothing is pinned
     pin: Pin | None = None
     unpinned: str = ""  # why this host cannot record it
+    made: bool = False  # by this process
 
 
 def create(
@@ -110,15 +112,12 @@ def create(
         },
     }
     opened: keys.Opened | None = None
-    made: Path | None = None
+    made = False
     pinning = Pinning.of(store, config)
     if not encryption:
         body["key"] = master.hex()
     else:
-        key_name = key_file or keys.key_path(config, store_id)
-        if passphrase is None and not os.path.lexists(key_name):
-            made = key_name
-        opened = _first_key(master, store_id, key_name, passphrase)
+        opened, made = _first_key(master, store_id, key_file, passphrase, config)
         body["slots"] = [opened.by]
     if encryption and recovery is not None:
         body["slots"].append(
@@ -128,9 +127,10 @@ def create(
     try:
         _put(store, data)
     except BaseException:
-        # After a lost answer the config may exist nevertheless: keep a key that may be needed.
-        if made is not None and _surely_absent(store, data):
-            made.unlink(missing_ok=True)
+        # After a lost answer the config may exist nevertheless: keep a key that may be needed. A
+        # file that the operator has named may be another store's key by now.
+        if made and key_file is None and _surely_absent(store, data):
+            keys.key_path(config, store_id).unlink(missing_ok=True)
         raise
     pinning.record(store_id, opened, encrypted=encryption, how="init")
     # no later command would use the store
@@ -141,27 +141,35 @@ def create(
             hint="Name a state_dir that may be written (CRIUCTL_STATE_DIR), then: "
             f"`criuctl store trust --store {shlex.quote(store.url)} --no-encrypt`.",
         )
-    return _with_pin(_understood(body, sealer, body.get("slots", ())), pinning), opened
+    about = _with_pin(_understood(body, sealer, body.get("slots", ())), pinning)
+    return replace(about, made=True), opened
 
 
-def _first_key(master: bytes, store_id: str, path: Path, passphrase: bytes | None) -> keys.Opened:
-    """Return how the passphrase, or else the key file at `path`, opens the new store; a missing
-    file is made.
+def _first_key(
+    master: bytes, store_id: str, key_file: Path | None, passphrase: bytes | None, config: Config
+) -> tuple[keys.Opened, bool]:
+    """Return how the passphrase, or else the key file, opens the new store, and whether the file
+    was made, because it was missing.
     """
     if passphrase is not None:
         if not passphrase:
             raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
         slot = key_slots.passphrase_slot(master, passphrase, store_id)
         text = key_files.KeyText(master, master=True)
-        return keys.Opened(master, "passphrase", text, "passphrase", by=slot)
-    key = key_files.new_key_file(path)
+        return keys.Opened(master, "passphrase", text, "passphrase", by=slot), False
+    path = key_file or keys.key_path(config, store_id)
+    try:
+        key, made = key_files.new_key_file(path)
+    except (KeyMissing, UntrustedPath) as error:
+        plain = "`--no-encrypt` makes a store that is not encrypted."
+        raise type(error)(error.message, hint=f"{error.hint} {plain}".strip()) from error
     if key.master:
         raise WrongKey(
             f"{path} holds the exported master key of a store",
             hint="Name a new file, or a key file.",
         )
     slot = key_slots.file_slot(master, key, store_id)
-    return keys.Opened(master, str(path), key, key.slot, path, slot)
+    return keys.Opened(master, str(path), key, key.slot, path, slot), made
 
 
 def load(
@@ -191,7 +199,6 @@ def _with_pin(about: StoreConfig, pinning: Pinning) -> StoreConfig:
 def _load(
     store: Store, config: Config, create_local: bool, find: keys.Finder, pinning: Pinning
 ) -> tuple[StoreConfig, keys.Opened | None]:
-    # a store that is made implicitly is plain
     sealed = pinning.pin is not None and pinning.pin.encrypted
     try:
         first, problem = _config(store)
@@ -204,9 +211,7 @@ def _load(
     if first is None and problem is None and create_local and not sealed:
         if _empty_folder(store):
             try:
-                about, opened = create(
-                    store, encryption=False, key_file=None, passphrase=None, config=config
-                )
+                about, opened = _create_here(store, config, pinning)
                 pinning.pin = about.pin
                 return about, opened
             except Conflict:  # another criuctl was faster
@@ -245,6 +250,22 @@ def _load(
         if all(candidate.data in known for candidate in more):
             raise
         return _open(store, candidates + _expected(more, pinning, store), problem, config, find)
+
+
+def _create_here(
+    store: Store, config: Config, pinning: Pinning
+) -> tuple[StoreConfig, keys.Opened | None]:
+    """Make a store in an empty place, encrypted unless `Config.plain_store` says otherwise, or this
+    host knows the place as that of a plain store.
+    """
+    named = config.key_file if config.key_file != keys.ASKED else ""
+    return create(
+        store,
+        encryption=not config.plain_store and pinning.pin is None,
+        key_file=Path(named) if named else None,
+        passphrase=None,
+        config=config,
+    )
 
 
 def _expected(candidates: list[Candidate], pinning: Pinning, store: Store) -> list[Candidate]:

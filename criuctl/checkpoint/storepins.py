@@ -16,7 +16,8 @@ small file in ``state_dir/stores``, named by a hash of the place.
 - Two first uses at the same time: the file is made by link(2), so one wins, and the other compares
   its store with that pin.
 - Where a plain store is gone, for example because its disk is not mounted, a dump makes another
-  plain one in its place; the former is accepted when it is back.  An encrypted store is never
+  plain one in its place, although other stores are encrypted: the former is accepted when it is
+  back, and that would make encryption worthless.  An encrypted store is never
   replaced, except by `store init`.
 - A pin that cannot be written (a read-only state folder, a user who is not root) leaves the store
   as trusted as it was without pins; the caller reports that.  A pin that exists and cannot be

@@ -31,7 +31,7 @@ from .. import __version__
 from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
 from .app import PROGRAM, App
 from .failures import Signalled, as_usage_error, bug, fail, interrupted
-from .pages import Entry, LazyGroup
+from .pages import Entry, LazyGroup, Sections
 from .streams import discard, fill_standard_streams, reader_gone, write_result
 
 COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
@@ -176,6 +176,9 @@ COMMANDS: dict[str, Entry] = {
     "key": Entry(
         f"{_HERE}.key:key", "List and change the keys of an encrypted store.", "Setting up"
     ),
+    "config": Entry(
+        f"{_HERE}.config:config", "Show, check and explain the configuration.", "Setting up"
+    ),
     "doctor": Entry(
         f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"
     ),
@@ -206,6 +209,17 @@ def _topics() -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
+def _surroundings() -> Sections:
+    from . import topics
+
+    page = "environment-and-files"
+    key = ("CRIUCTL_*", "Each key of the configuration, in upper case, for example CRIUCTL_STORE.")
+    return [
+        ("Environment", [key, *topics.items(page, "Variables that criuctl reads")]),
+        ("Files", topics.items(page, "Files and folders")),
+    ]
+
+
 cli = LazyGroup(
     PROGRAM,
     entries=COMMANDS,
@@ -227,6 +241,7 @@ cli = LazyGroup(
     criuctl help TOPIC. When something has gone wrong: criuctl help store-lost, key-lost,
     fenced-host, restore-refused or disk-full.""",
     topics=_topics,
+    surroundings=_surroundings,
     params=[
         click.Option(
             ["--version"],

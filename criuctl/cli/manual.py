@@ -3,7 +3,7 @@
 The same code writes both: `criuctl.cli.pages` passes the parts of a page to a formatter, and
 `RoffFormatter` writes them with the macros of man(7). A command's page is
 ``criuctl-store-init.1``, a topic's or a runbook's ``criuctl-store-lost.7``; the page about the
-configuration is in section 5.
+configuration is ``criuctl-config.5``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def inline(text: str) -> str:
 
 def _markdown(text: str) -> str:
     """Return running text of a page, with its links."""
-    shown = topics.with_links(text, lambda name: f"criuctl-{name}({topics.section(name)})")
+    shown = topics.with_links(
+        text, lambda name: f"criuctl-{topics.man_name(name)}({topics.section(name)})"
+    )
     return BOLD.sub(r"\\fB\1\\fR", inline(shown))
 
 
@@ -158,12 +160,14 @@ def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]
 def topic_pages(program: str) -> Iterator[tuple[str, str]]:
     """Yield file name and text of the page of every topic and every runbook."""
     for topic in topics.names():
-        name, section = f"{program}-{topic}", topics.section(topic)
+        name, section = f"{program}-{topics.man_name(topic)}", topics.section(topic)
         formatter = RoffFormatter()
         with formatter.section("Name"):
             formatter.write_text(f"{name} - {topics.summary(topic)}")
         formatter.write_markdown(topics.body(topic))
         yield f"{name}.{section}", _title(name, section) + formatter.getvalue()
+        if (other := f"{program}-{topic}") != name:  # its name as a topic
+            yield f"{other}.{section}", f".so man{section}/{name}.{section}\n"
 
 
 def write_pages(root: click.Command, program: str, folder: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 The reporter decides how the same events are shown:
 
-- nothing (-q, or --json without -v: warnings are in the result's JSON),
+- notices alone (-q, or --json without -v: warnings are in the result's JSON),
 - JSON lines (--json -v),
 - plain lines when standard error is no terminal: warnings, and steps under -v,
 - progress bars on a terminal, one per name that the operation reports, removed at the end.
@@ -39,7 +39,7 @@ def make_reporter(*, json: bool, verbose: int, quiet: bool, bars: bool = True) -
     if json and verbose:
         return JsonReporter()
     if json or quiet:
-        return Reporter()
+        return NoticeReporter()
     if bars and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarReporter(verbose)
     return LineReporter(verbose)
@@ -49,8 +49,25 @@ def _facts(facts: dict[str, Any]) -> str:
     return "".join(f"  {key}={printable(value)}" for key, value in facts.items())
 
 
-class LineReporter(Reporter):
-    """Warnings as lines; with `verbose`, steps with the seconds since the start as well."""
+class NoticeReporter(Reporter):
+    """Notices as lines, and nothing else."""
+
+    def notice(self, text: str, hint: str = "") -> None:
+        self._said("", text, hint)
+
+    def _said(self, kind: str, text: str, hint: str) -> None:
+        self._line(f"criuctl: {kind}{printable(text)}")
+        if hint:
+            self._line(f"  hint: {printable(hint)}")
+
+    def _line(self, line: str) -> None:
+        tell(line)
+
+
+class LineReporter(NoticeReporter):
+    """Warnings and notices as lines; with `verbose`, steps with the seconds since the start as
+    well.
+    """
 
     def __init__(self, verbose: int = 0) -> None:
         super().__init__()
@@ -66,12 +83,7 @@ class LineReporter(Reporter):
 
     def warning(self, text: str, hint: str = "") -> None:
         super().warning(text, hint)
-        self._line(f"criuctl: warning: {printable(text)}")
-        if hint:
-            self._line(f"  hint: {printable(hint)}")
-
-    def _line(self, line: str) -> None:
-        tell(line)
+        self._said("warning: ", text, hint)
 
 
 class JsonReporter(Reporter):
@@ -102,6 +114,9 @@ class JsonReporter(Reporter):
     def warning(self, text: str, hint: str = "") -> None:
         super().warning(text, hint)
         self._event("warning", text=text, hint=hint)
+
+    def notice(self, text: str, hint: str = "") -> None:
+        self._event("notice", text=text, hint=hint)
 
 
 class BarReporter(LineReporter):

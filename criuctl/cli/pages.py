@@ -169,11 +169,15 @@ def _write_page(
                 formatter.write_dl(records, col_max=24)
 
 
+Sections = Iterable[tuple[str, list[tuple[str, str]]]]  # headings, each with terms explained
+
+
 def _write_tail(
     formatter: click.HelpFormatter,
     examples: Sequence[Example],
     exits: Iterable[int],
     see_also: Sequence[str],
+    more: Sections = (),
 ) -> None:
     if not isinstance(formatter, ManFormatter):
         raise TypeError("a page is written by a ManFormatter")
@@ -187,6 +191,9 @@ def _write_tail(
         formatter.write_dl(
             [(str(code), EXIT_CODES[code]) for code in exits] + [("128+N", "ended by signal N")]
         )
+    for heading, rows in more:
+        with formatter.section(heading):
+            formatter.write_dl(rows, col_max=24)
     if see_also:
         with formatter.section("See also"):
             formatter.write_text(", ".join(see_also))
@@ -279,7 +286,8 @@ class LazyGroup(Helped, click.Group):
         *args: Any,
         entries: Mapping[str, Entry],
         summary: str,
-        topics: Callable[[], Iterable[tuple[str, list[tuple[str, str]]]]] = tuple,
+        topics: Callable[[], Sections] = tuple,
+        surroundings: Callable[[], Sections] = tuple,
         examples: Sequence[Example] = (),
         exits: Iterable[int] = (),
         see_also: Sequence[str] = (),
@@ -289,7 +297,8 @@ class LazyGroup(Helped, click.Group):
         super().__init__(*args, **attrs)
         self.entries = entries
         self.summary = summary
-        self.topics = topics  # further pages to read: (heading, [(name, summary)])
+        self.topics = topics  # further pages to read
+        self.surroundings = surroundings  # variables and files
         self.examples = tuple(examples)
         self.exits = tuple(sorted({0, 1, 2, 13, *exits}))
         self.see_also = tuple(f"criuctl {name}" for name in see_also)
@@ -346,4 +355,4 @@ class LazyGroup(Helped, click.Group):
                     formatter.write_dl(rows)
 
         _write_page(self, self.summary, ctx, formatter, commands)
-        _write_tail(formatter, self.examples, self.exits, self.see_also)
+        _write_tail(formatter, self.examples, self.exits, self.see_also, self.surroundings())

@@ -16,10 +16,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..quoting import quoted
+
 _RUNBOOKS = Path(__file__).with_name("runbooks")
 _PAGES = Path(__file__).parents[1] / "manual"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
-_FILES = {"configuration"}  # pages about a file, which `man` keeps in section 5
+# pages about a file, which `man` keeps in section 5 under the name of the file
+_FILES = {"configuration": "config"}
 
 
 def runbooks() -> list[str]:
@@ -40,6 +43,11 @@ def names() -> list[str]:
 def section(name: str) -> int:
     """Return the section of the manual in which `man` finds a page."""
     return 5 if name in _FILES else 7
+
+
+def man_name(name: str) -> str:
+    """Return the name under which `man` finds a page, after the program's."""
+    return _FILES.get(name, name)
 
 
 def text(name: str) -> str:
@@ -89,6 +97,26 @@ def blocks(written: str) -> Iterator[tuple[str, list[str]]]:
             kind, line = "item", line[2:]
         if line or fenced:
             found.append(line if fenced else line.strip())
+
+
+def items(name: str, heading: str) -> list[tuple[str, str]]:
+    """Return the list of one section of a page as pairs of what is explained and the rest, for
+    items of the form ```NAME`, `OTHER`: text``.
+    """
+    found: list[tuple[str, str]] = []
+    within = False
+    for block, lines in blocks(body(name)):
+        if block == "text" and lines[0].startswith("## "):
+            within = lines[0] == f"## {heading}"
+        elif within and block == "item":
+            term, _, rest = " ".join(lines).partition(": ")
+            found.append((term.replace("`", ""), _sentence(rest)))
+    return found
+
+
+def _sentence(written: str) -> str:
+    words = with_links(written, lambda page: f"`criuctl help {quoted(page)}`")
+    return words[:1].upper() + words[1:]
 
 
 def links(written: str) -> list[str]:

@@ -61,7 +61,7 @@ def open_destination(
         job.reporter.step("connect", store=job.config.store)
         store = open_store(job.config.store, job.config)
         stack.callback(store.close)
-        repository = _repository(store, job.config, registry, session, subject.root)
+        repository = _repository(store, job, registry, session, subject.root)
         repository.warn_unpinned(job.reporter)
         stack.callback(repository.close)
         lives_on = job.request.leave_running
@@ -83,29 +83,31 @@ def open_destination(
 
 def _repository(
     store: Store,
-    config: Config,
+    job: DumpJob,
     registry: Registry,
     session: SessionRecord,
     root: ProcessIdentity,
 ) -> Repository:
-    """Open the repository; an absent or empty folder becomes a store, if it is the configured one:
-    a name given by --store may be mistyped.
+    """Open the repository; an absent or empty folder becomes a store, encrypted, if it is the
+    configured one: a name given by --store may be mistyped.
 
     An exception is a folder whose store is gone: one that has checkpoints of this tree, or an
     encrypted one of any session.  Then a disk is not mounted, and a store below its mount point
     would be hidden later, and would not be encrypted.
     """
     try:
-        return Repository.open(store, config)
+        found = Repository.open(store, job.config)
+        found.check_plain_wanted()
+        return found
     except (NoSuchBucket, StoreNotInitialised) as error:
-        if config.store_named:
+        if job.config.store_named:
             raise
         claims = [*session.leases.values()] if session.identity == root else []
         claims += [
             c for record in registry.all() for c in record.leases.values() if c.get("encrypted")
         ]
         if all(claim.get("url") != store.url for claim in claims):
-            return Repository.open(store, config, create_local=True)
+            return Repository.open_or_make(store, job.config, job.reporter)
         raise type(error)(
             f"the store in {store.url} is gone, and this host has checkpoints in it",
             hint=(

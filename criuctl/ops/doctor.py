@@ -22,18 +22,15 @@ from ..config import Config
 from ..connections.rule_parsing import UNKNOWN_USER, parse
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
-from ..files import predicates
 from ..hooks.find import all_hooks
-from ..host import configured_trees, retention
 from ..proc import netfilter
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..quoting import quoted
 from ..report import Finding
-from ..session.client.keyboard import DetachKey
 from ..store import open_store
-from ..transport.ssh import Host
 from . import host_checks
+from .config_check import late_readers
 from .host_checks import dotted, has_pidfd_getfd, probe_folder
 
 _EARLIEST = 1_735_689_600  # 2025-01-01: criuctl is younger
@@ -184,19 +181,11 @@ def _named(config: Config) -> Iterator[Finding]:
     """Check the parts of the configuration that are read only when they are needed, for example at
     night by cron.
     """
-    readers: list[tuple[str, Callable[[], object]]] = [
-        ("", lambda: configured_trees.trees(config)),
-        ("", lambda: retention.policies(config.retention)),
-        ("", lambda: predicates.configured(config)),
-        ("gc_grace: ", lambda: retention.seconds(config.gc_grace)),
-        ("detach_key: ", lambda: config.detach_key and DetachKey(config.detach_key)),
-    ]
-    readers += [("", lambda name=name: Host.parse(name, config)) for name in config.hosts]  # type: ignore[misc]
-    for where, read in readers:
+    for key, read in late_readers(config):
         try:
             read()
         except CriuctlError as error:
-            message = error.message if error.message.startswith(where) else where + error.message
+            message = error.message if error.message.startswith(key) else f"{key}: {error.message}"
             yield Finding("error", error.code, message, error.hint)
 
 
@@ -218,7 +207,11 @@ def _store(config: Config) -> Iterator[Finding]:
         repository.preflight_write()
         others = sum(slot.get("type") != "writer" for slot in repository.about.slots) - 1
         more = f", as {others} more would" if others > 0 else ""
-        sealed = f"encrypted, the key opens it{more}" if repository.encrypted else "not encrypted"
+        sealed = (
+            f"encrypted, the key in {repository.opened.source} opens it{more}"
+            if repository.opened is not None
+            else "not encrypted"
+        )
         if repository.write_only:
             sealed = (
                 "encrypted, and this host is write-only: it reads what it has stored itself, and "
@@ -236,13 +229,26 @@ def _store(config: Config) -> Iterator[Finding]:
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise
-        try:
-            probe_folder(Path(store.url.removeprefix("file://")))
-        except OSError as cause:
-            raise StoreError(
-                f"{store.url} cannot be made: {cause.strerror}",
-                hint="Name a folder on a writable file system.",
-            ) from cause
-        yield Finding("info", error.code, error.message, "A local store is made at the first dump.")
+        for what, key, folder in (
+            (f"the store {store.url}", "store", Path(store.url)),
+            (
+                f"the key of the store {store.url}, in {config.key_dir},",
+                "key_dir",
+                Path(config.key_dir),
+            ),
+        ):
+            try:
+                probe_folder(folder)
+            except OSError as cause:
+                raise StoreError(
+                    f"{what} cannot be made: {cause.strerror}",
+                    hint=f"Name a folder on a writable file system: {key} in the configuration.",
+                ) from cause
+        yield Finding(
+            "info",
+            error.code,
+            error.message,
+            f"It is made at the first dump, encrypted by a key in {config.key_dir}.",
+        )
     finally:
         store.close()

@@ -251,11 +251,11 @@ def _alone_with(path: Path, key: key_files.KeyText) -> Iterator[None]:
 def _fresh_key(path: Path) -> key_files.KeyText:
     """Return a new key in the file `path`, or the one that an interrupted run has made there."""
     try:
-        return key_files.new_key_file(path)
+        return key_files.new_key_file(path)[0]
     # a run was ended while it wrote: a key is durable before any store has it
     except WrongKey:
         path.unlink()
-        return key_files.new_key_file(path)
+        return key_files.new_key_file(path)[0]
 
 
 def _with_shown(slots: Slots, shown: Sequence[Slot]) -> Slots:

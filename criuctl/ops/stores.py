@@ -16,7 +16,7 @@ from msgspec import structs
 
 from ..checkpoint import keys, recovery, storeconfig
 from ..checkpoint.repository import Repository
-from ..checkpoint.storepins import Pin, Pinning, Trusting
+from ..checkpoint.storepins import Pin, Trusting
 from ..config import Config
 from ..errors import PlatformError
 from ..host.journal import events, operation_facts
@@ -91,18 +91,16 @@ def _opened(config: Config) -> Iterator[Repository]:
 def store_init(
     config: Config,
     *,
-    encryption: bool | None = None,
+    encryption: bool = True,
     key_file: Path | None = None,
     ask_passphrase: Callable[[], bytes] | None = None,
     recovery_key: bool = False,
 ) -> StoreFacts:
     """Make the configured store; raise `Conflict` if it is one already.
 
-    `encryption` None encrypts stores on S3, replacements of encrypted ones, and wherever a key
-    file, a passphrase or a recovery key is given. The store is pinned, in place of one that was
-    there before (`criuctl.checkpoint.storepins`). With `ask_passphrase` the key is sealed with the
-    configured passphrase, or with the result of that function. A recovery key is only in the
-    answer.
+    The store is pinned, in place of one that was there before (`criuctl.checkpoint.storepins`).
+    With `ask_passphrase` the key is sealed with the configured passphrase, or with the result of
+    that function. A recovery key is only in the answer.
     """
     store = open_store(config.store, config)
     try:
@@ -110,14 +108,6 @@ def store_init(
         if ask_passphrase is not None:
             configured, _ = keys.find_passphrase(config)
             passphrase = configured if configured is not None else ask_passphrase()
-        if encryption is None:
-            given = key_file is not None or passphrase is not None or recovery_key
-            before = Pinning.of(store, config).pin
-            encryption = (
-                given
-                or config.store.lower().startswith("s3:")
-                or (before is not None and before.encrypted)
-            )
         named = config.key_file if config.key_file != keys.ASKED else ""
         made = key_file or (Path(named) if named else None)
         secret = recovery.new_secret() if recovery_key else None

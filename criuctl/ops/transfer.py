@@ -305,7 +305,7 @@ def import_(
         manifest = packed.manifest_at(packed.only().object)
         origin = manifest.extra.get(ORIGIN)
         origin = origin if isinstance(origin, dict) else {}
-        repository = stack.enter_context(_opened(config, create_local=True))
+        repository = stack.enter_context(_opened(config, reporter))
         where = repository.store.url
         if (there := _present(repository, manifest.id)) is not None:
             if name not in (None, there.session):
@@ -420,10 +420,15 @@ def _keep(fd: int, file: BinaryIO, url: str) -> None:
 
 
 @contextmanager
-def _opened(config: Config, *, create_local: bool = False) -> Iterator[Repository]:
+def _opened(config: Config, making: Reporter | None = None) -> Iterator[Repository]:
+    """Yield the configured store; with `making` it may be made, which is reported there."""
     store = open_store(config.store, config)
     try:
-        with Repository.open(store, config, create_local=create_local) as repository:
+        with (
+            Repository.open(store, config)
+            if making is None
+            else Repository.open_or_make(store, config, making)
+        ) as repository:
             yield repository
     finally:
         store.close()

@@ -98,6 +98,11 @@ def probe_name() -> str:
     return PROBE_PREFIX + os.urandom(8).hex()
 
 
+def is_probe(name: str) -> bool:
+    """Return whether it is the name of an object that tests a store."""
+    return name.startswith(PROBE_PREFIX)
+
+
 def as_views(data: Data) -> list[memoryview]:
     """Return `data` as flat byte views, empty ones left out; nothing is copied."""
     pieces: Sequence[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data

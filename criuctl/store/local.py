@@ -51,6 +51,7 @@ from .base import (
     check_limit,
     check_name,
     check_prefix,
+    is_probe,
     probe_name,
     short_object,
     valid_name,
@@ -206,7 +207,7 @@ class LocalStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        with self._errors(prefix or "its objects"), self._root() as root:
+        with self._errors(prefix or self.url), self._root() as root:
             yield from _walk(root, "", prefix)
 
     # -- the place ---------------------------------------------------------------------------------
@@ -292,19 +293,26 @@ class LocalStore(Store):
         try:
             yield
         except OSError as error:
-            where = what if what == self.url else f"{what} in {self.url}"
-            raise _as_store_error(error, where) from error
+            # the names of test objects and temporary files mean nothing to the reader
+            own = what in (self.url, _TEMP) or is_probe(what)
+            where = f"the store in {self.url}" if own else f"{what} in {self.url}"
+            raise _as_store_error(error, where, self.url) from error
 
 
-def _as_store_error(error: OSError, where: str) -> StoreError:
+def _as_store_error(error: OSError, where: str, url: str) -> StoreError:
     said = error.strerror or str(error)
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return StoreFull(
-                f"no room for {where}: {said}",
+                f"no room in the store in {url}: {said}",
                 hint="Free space there, or `criuctl prune`, then try again.",
             )
-        case errno.EACCES | errno.EPERM | errno.EROFS:
+        case errno.EROFS:
+            return StoreDenied(
+                f"the store in {url} is mounted read-only",
+                hint="Mount its file system for writing, or name another store.",
+            )
+        case errno.EACCES | errno.EPERM:
             return StoreDenied(
                 f"no access to {where}: {said}",
                 hint="Check owner, mode and mount options of the store's folder.",

@@ -24,6 +24,7 @@ from ..errors import (
     StoreFull,
     StoreUnreachable,
 )
+from .base import is_probe
 
 # What boto3 raises for requests, including errors while a client is made.
 FOREIGN = (b.BotoCoreError, b.ClientError, ResponseParserError)
@@ -160,6 +161,8 @@ def store_error(
     error: Exception, doing: str, where: str, endpoint: str, name: str = ""
 ) -> CriuctlError:
     """Return criuctl's error for a botocore `error` during `doing` in the store `where`."""
+    if is_probe(name):
+        doing, name = doing.replace(name, "a test object"), ""
     text = f"{doing} in {where} at {endpoint}"
     details = {"object": name} if name else {}
     if isinstance(error, _NO_CREDENTIALS):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,11 @@ def elsewhere(keeper: Keeper, criuctl: Criuctl, tmp_path: Path, home: Home) -> I
     shutil.rmtree(run)
 
 
-def stored(criuctl: Criuctl, zoo: Zoo, times: int = 2) -> tuple[Animal, list[dict[str, Any]]]:
+def stored(
+    criuctl: Criuctl, zoo: Zoo, times: int = 2, init: Sequence[str] = ()
+) -> tuple[Animal, list[dict[str, Any]]]:
     """A session ``work`` that was dumped so many times; the last dump has ended it."""
-    criuctl("store", "init")
+    criuctl("store", "init", *init)
     animal = zoo.launch("memory.py", "1")
     reports = [
         criuctl("dump", animal.pid, "--name", "work", "--leave-running") for _ in range(times - 1)
@@ -198,7 +200,7 @@ def test_a_forged_checkpoint_under_the_same_name(criuctl: Criuctl, zoo: Zoo, hom
     """An attacker adds a checkpoint of another session, with a higher number, to a store without
     encryption: it is not run for a NAME.
     """
-    animal, reports = stored(criuctl, zoo)
+    animal, reports = stored(criuctl, zoo, init=["--no-encrypt"])
     forger = Config(
         store=str(criuctl.store),
         state_dir=str(home.path / "forger"),

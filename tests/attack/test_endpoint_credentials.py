@@ -37,6 +37,7 @@ COMMANDS = (  # with --json, or for people
     (True, "doctor"),
     (False, "doctor", "--report"),
     (True, "events"),
+    (False, "config", "show"),
 )
 
 

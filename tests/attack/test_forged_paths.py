@@ -29,6 +29,12 @@ pytestmark = pytest.mark.integration
 TERMINAL = 11  # FdTypes: TTY
 
 
+@pytest.fixture(autouse=True)
+def plain_store(lab: Laboratory) -> None:
+    """Of its checkpoints nothing proves that this host has made them."""
+    lab.criuctl("store", "init", "--no-encrypt")
+
+
 @pytest.fixture
 def shadow(lab: Laboratory) -> Iterator[Path]:
     """A file of root's, whose path is as long as that of the user's."""

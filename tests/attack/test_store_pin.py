@@ -358,10 +358,10 @@ def test_store_trust_accepts_a_recreated_store(
 def test_a_store_that_is_gone_is_not_made_anew_in_the_clear(
     place: Place, criuctl: Criuctl, zoo: Zoo
 ) -> None:
-    """All of it was removed: a dump makes no plain one in its place, and `store init` one that is
+    """All of it was removed: a dump makes none in its place, and `store init` one that is
     encrypted as that was.
     """
-    criuctl("store", "init", "--encrypt")
+    criuctl("store", "init")
     animal = secret(zoo)
     for name in place.objects():
         place.remove(name)

@@ -146,10 +146,8 @@ def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_l
 def test_a_store_that_is_not_mounted_is_not_made_again(
     encrypted: bool, zoo: Zoo, criuctl: Criuctl
 ) -> None:
-    """Files below a mount point are hidden once it is mounted; and the new store would not be
-    encrypted.
-    """
-    criuctl("store", "init", *(["--encrypt"] if encrypted else []))
+    """Files below a mount point are hidden once it is mounted."""
+    criuctl("store", "init", *([] if encrypted else ["--no-encrypt"]))
     first, second = zoo.launch("counter.py", "1"), zoo.launch("counter.py", "1")
     criuctl("dump", first.pid, "--name", "first", "--leave-running")
     mounted = criuctl.store.rename(criuctl.store.with_name("mounted"))

@@ -55,11 +55,11 @@ def test_a_checkpoint_is_compared_and_moves_as_a_file(
     assert (exported["checkpoint"], exported["number"], exported["encrypted"]) == (
         second["checkpoint"],
         2,
-        False,
+        True,
     )
     # as on a host that has nothing of it
     criuctl.extra["CRIUCTL_STORE"] = str(home.path / "elsewhere")
-    criuctl("store", "init", "--encrypt")
+    criuctl("store", "init")
     imported = criuctl("import", file)
     assert (imported["session"], imported["number"], imported["imported"]) == ("web", 1, True)
     (listed,) = criuctl("list")
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_compared_and_moves_as_a_file(
     assert criuctl("verify", "web")["ok"]
     sealed = home.path / "sealed.criuctl"
     assert criuctl("export", "web", sealed)["encrypted"]
-    # a plain one, which the first use makes
+    # which the first use makes
     criuctl.extra["CRIUCTL_STORE"] = str(home.path / "third")
     assert criuctl("import", sealed, "--as", "moved")["number"] == 1
     restored = trip.restore(second, animal)

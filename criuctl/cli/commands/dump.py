@@ -30,6 +30,14 @@ MAX_FREEZE = click.option(
 )
 
 
+NO_ENCRYPT = click.option(
+    "--no-encrypt",
+    is_flag=True,
+    help="Where the configured store is made in passing, because its folder is empty or absent: do "
+    "not encrypt it. An existing store must not be encrypted then (exit 9).",
+)
+
+
 def parse_labels(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
@@ -191,6 +199,7 @@ def _outcome(result: Mapping[str, Any], ended: str) -> str:
     ),
 )
 @MAX_FREEZE
+@NO_ENCRYPT
 @pass_app
 def dump(
     app: App,
@@ -205,6 +214,7 @@ def dump(
     precopy: bool,
     require: tuple[str, ...],
     max_freeze: float | None,
+    no_encrypt: bool,
 ) -> int:
     """Freeze the process tree under TARGET, write a complete image of it into the store, and then
     end the tree, or let it run on with --leave-running. criuctl finds the options that CRIU needs
@@ -244,6 +254,10 @@ def dump(
     waits for its checkpoint, however large it is and however slow the store, so that limit is high;
     for a tree that continues, being frozen is the harm itself.
 
+    The configured store is made at its first use if its folder is empty or absent, encrypted by a
+    key whose path is printed then, once: keep a copy of it elsewhere. A store that --store names
+    must exist (`criuctl store init`).
+
     Content that the store has already, for example from an earlier dump of the same tree, is not
     stored again.
     """
@@ -263,7 +277,8 @@ def dump(
             require=require,
             max_freeze=max_freeze,
         )
-        result = dump_tree(app.config, target, request=request, reporter=reporter)
+        config = app.config.with_options(plain_store=no_encrypt or None)
+        result = dump_tree(config, target, request=request, reporter=reporter)
     body = result.to_dict()
     ended = "" if leave_running else _come_back(app, result)
     lost = unheard(

@@ -11,6 +11,7 @@ from ..app import App, pass_app
 from ..pages import page
 from ..passphrases import ask
 from ..text import printable, size
+from .dump import NO_ENCRYPT
 
 
 @page(
@@ -54,6 +55,7 @@ from ..text import printable, size
     type=click.Path(dir_okay=False, path_type=Path),
     help="Open FILE with the passphrase in this file, mode 0600.  [default: the configuration's]",
 )
+@NO_ENCRYPT
 @pass_app
 def import_(
     app: App,
@@ -62,6 +64,7 @@ def import_(
     key_file: Path | None,
     passphrase: bool,
     passphrase_file: Path | None,
+    no_encrypt: bool,
 ) -> int:
     """Read a checkpoint that criuctl export wrote into the store. The whole file is read and
     checked first, every chunk once more before it is stored, the manifest last: a file that is
@@ -101,8 +104,9 @@ def import_(
             else None,
         )
     with app.reporting() as reporter:
+        config = app.config.with_options(plain_store=no_encrypt or None)
         done = import_checkpoint(
-            app.config, 0 if file == "-" else Path(file), reporter=reporter, key=key, name=name
+            config, 0 if file == "-" else Path(file), reporter=reporter, key=key, name=name
         )
     body = done.to_dict()
 

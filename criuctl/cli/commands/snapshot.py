@@ -14,7 +14,7 @@ from ..descriptions import print_each, print_failure
 from ..pages import page
 from ..streams import tell, write_result
 from ..text import printable
-from .dump import MAX_FREEZE, outcome_line, parse_labels
+from .dump import MAX_FREEZE, NO_ENCRYPT, outcome_line, parse_labels
 
 if TYPE_CHECKING:
     from ...ops.snapshot import SnapshotOutcome
@@ -81,6 +81,7 @@ JOBS = click.option(
     "--deadline", metavar="SPAN", help="Interrupt snapshots that take longer.  [default: none]"
 )
 @MAX_FREEZE
+@NO_ENCRYPT
 @pass_app
 def snapshot(
     app: App,
@@ -92,6 +93,7 @@ def snapshot(
     jitter: str | None,
     deadline: str | None,
     max_freeze: float | None,
+    no_encrypt: bool,
 ) -> int:
     """Dump several trees, some at a time, and leave them running: criuctl dump --leave-running of
     each, and one line, or one JSON object, for each as soon as it is known. A failure of one does
@@ -127,7 +129,7 @@ def snapshot(
             late = f"the deadline of {spans[2]:g} s has passed"
             subjects = chosen(app.config, targets, every=all_, labels=labels)
             yield from take(
-                app.config,
+                app.config.with_options(plain_store=no_encrypt or None),
                 subjects,
                 reporter=reporter,
                 jobs=jobs,

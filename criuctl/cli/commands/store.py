@@ -81,12 +81,12 @@ def _sealed(body: dict[str, Any]) -> str:
     examples=[
         ("The default store:", "criuctl store init"),
         (
-            "A bucket; encrypted, as S3 stores are by default:",
+            "A bucket; encrypted, as stores are by default:",
             "criuctl store init --store s3://backups/trees",
         ),
         (
-            "A folder on a shared disk, encrypted too:",
-            "criuctl store init --store /mnt/nas/trees --encrypt",
+            "A folder in which memory may be read by all who can read the folder:",
+            "criuctl store init --store /mnt/scratch/trees --no-encrypt",
         ),
         ("With a key on paper:", "criuctl store init --store s3://backups/trees --recovery-key"),
     ],
@@ -95,11 +95,8 @@ def _sealed(body: dict[str, Any]) -> str:
 )
 @click.option(
     "--encrypt/--no-encrypt",
-    default=None,
-    help=(
-        "Encrypt what is stored.  [default: yes on S3 and in place of an encrypted one, no in a "
-        "folder]"
-    ),
+    default=True,
+    help="Encrypt what is stored.  [default: yes]",
 )
 @click.option(
     "--key-file",
@@ -123,19 +120,18 @@ def _sealed(body: dict[str, Any]) -> str:
 )
 @pass_app
 def init(
-    app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool
+    app: App, encrypt: bool, key_file: Path | None, passphrase: bool, recovery_key: bool
 ) -> int:
-    """Make a store, find out its abilities, and make its key if it is to be encrypted. An existing
-    store is never changed (exit 9).
+    """Make a store, find out its abilities, and make its key. An existing store is never changed
+    (exit 9).
 
     An encrypted store cannot be read without its key: keep a copy elsewhere (criuctl store key
     --export). A store that lacks conditional writes works, for one writer at a time.
 
     This host pins the store: a different one in its place is refused from then on. Where a pinned
-    store is gone, the new one is pinned instead, and is encrypted if that one was, unless
-    --no-encrypt is given.
+    store is gone, the new one is pinned instead.
     """
-    if encrypt is False and (key_file is not None or passphrase or recovery_key):
+    if not encrypt and (key_file is not None or passphrase or recovery_key):
         raise click.UsageError("--no-encrypt excludes --key-file, --passphrase and --recovery-key")
     if key_file is not None and passphrase:
         raise click.UsageError("--key-file and --passphrase exclude each other")
@@ -196,9 +192,10 @@ def info(app: App) -> int:
 
     Deduplication is the size of all checkpoints, if each were kept whole, divided by the size of
     their distinct content; compression is that divided by the size of the packs. Growth is what
-    each session's last ten checkpoints have added to the store, all of it in the JSON, on a
-    terminal the ten sessions that grow most. Deleted data that a bucket with versions still keeps
-    is shown too: its own lifecycle rules decide when that goes.
+    each session's last ten checkpoints have added to the store, and the amount in a day as soon as
+    they span one; all of it in the JSON, on a terminal the ten sessions that grow most. Deleted
+    data that a bucket with versions still keeps is shown too: its own lifecycle rules decide when
+    that goes.
     """
     from ...ops.stores import store_info
 

@@ -344,4 +344,10 @@ def _events(path: Path) -> list[Event]:
 
 def now() -> str:
     """Return the present time, as events have it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return as_text(datetime.now(UTC))
+
+
+def as_text(moment: datetime) -> str:
+    """Return a time as events have it; such texts sort as the times do."""
+    text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

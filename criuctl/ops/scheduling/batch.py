@@ -153,5 +153,8 @@ class _Named(Reporter):
         super().warning(text, hint)
         self._reporter.warning(f"{self._name}: {text}", hint)
 
+    def notice(self, text: str, hint: str = "") -> None:
+        self._reporter.notice(text, hint)
+
     def close(self) -> None:
         self._reporter.close()

@@ -20,7 +20,7 @@ from ...host.retention import moment
 if TYPE_CHECKING:
     from ...checkpoint.summary import CheckpointSummary
 
-RECENT = 10  # checkpoints from which the present growth is computed
+RECENT = 10  # checkpoints from which the present growth is computed, or those of a day if more
 _DAY = 86400.0
 
 
@@ -33,7 +33,8 @@ class Growth(Struct, frozen=True):
     plain: int  # bytes of all of them, as if each were kept whole
     stored: int
     recent: int  # the mean of the last ones, without the session's first
-    per_day: int | None  # at the pace of the last ones; None for a session with one checkpoint
+    # at the pace of the last ones; None for a session whose checkpoints span less than a day
+    per_day: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return one JSON object with all keys."""
@@ -58,7 +59,6 @@ def growth(checkpoints: Iterable[CheckpointSummary]) -> list[Growth]:
 def _of(session: str, ordered: list[CheckpointSummary]) -> Growth:
     added = [c.bytes.get("stored", 0) for c in ordered]
     last = added[1:][-RECENT:]
-    span = (moment(ordered[-1]) - moment(ordered[-len(last) - 1])).total_seconds()
     return Growth(
         session,
         len(ordered),
@@ -66,5 +66,17 @@ def _of(session: str, ordered: list[CheckpointSummary]) -> Growth:
         sum(map(plain_bytes, ordered)),
         sum(added),
         round(sum(last) / len(last)) if last else 0,
-        round(sum(last) / span * _DAY) if span > 0 else None,
+        _per_day(ordered, added),
     )
+
+
+def _per_day(ordered: list[CheckpointSummary], added: list[int]) -> int | None:
+    """Return the growth in a day, from the last ten checkpoints or, if these are of less than a
+    day, from as many as a day has. A shorter span says nothing of a day.
+    """
+    newest = moment(ordered[-1])
+    for begin in range(max(len(ordered) - 1 - RECENT, 0), -1, -1):
+        span = (newest - moment(ordered[begin])).total_seconds()
+        if span >= _DAY:
+            return round(sum(added[begin + 1 :]) / span * _DAY)
+    return None

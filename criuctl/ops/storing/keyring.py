@@ -149,15 +149,14 @@ class Keyring:
                 hint="`criuctl key recovery` makes one that can be written down.",
             )
         path = new.file or keys.key_path(self._repository.config, self.id)
-        made = not os.path.lexists(path)
-        if new.file is None and not made:
+        if new.file is None and os.path.lexists(path):
             # The file may hold a key that was removed from the store on purpose.
             raise Conflict(
                 f"this host has a key file already: {path}",
                 hint="`criuctl key rotate` replaces the key that is in use;"
                 f" --key-file {quoted(path)} adds what is in that file.",
             )
-        key = key_files.new_key_file(path)
+        key, made = key_files.new_key_file(path)
         if key.master:
             raise WrongKey(
                 f"{path} holds the exported master key of a store",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import key_files, keys
 from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
 from criuctl.errors import (
     Conflict,
     CriuctlError,
@@ -30,6 +32,7 @@ from criuctl.errors import (
     WrongKey,
 )
 from criuctl.report import Reporter
+from criuctl.store.base import Capabilities
 from criuctl.store.local import LocalStore
 from criuctl.store.memory import MemoryStore
 
@@ -220,7 +223,10 @@ def test_a_local_store_is_made_only_where_nothing_is(tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
         store = LocalStore(str(tmp_path / name))
         repo = Repository.open(store, config, create_local=True)
-        assert not repo.encrypted and Repository.open(store, config).id == repo.id
+        assert repo.encrypted and repo.about.made
+        again = Repository.open(store, config)
+        assert again.id == repo.id and not again.about.made
+        assert keys.key_path(config, repo.id).stat().st_mode & 0o777 == 0o600
     full = tmp_path / "full"
     full.mkdir()
     (full / "Precious Letter.txt").write_text("dear")
@@ -232,21 +238,80 @@ def test_a_local_store_is_made_only_where_nothing_is(tmp_path: Path) -> None:
 
 
 def test_many_may_make_a_local_store_at_once(tmp_path: Path) -> None:
-    config, found = kit.config(tmp_path), []
-    start = threading.Barrier(8)
+    """One of them makes it, and its key alone is left; all can open it."""
+    named = tmp_path / "named.key"
+    for key_file in ("", str(named)):
+        config = kit.config(tmp_path / f"{bool(key_file)}", key_file=key_file)
+        found = side_by_side(8, LocalStore(str(tmp_path / f"store{bool(key_file)}")), config)
+        assert len({repo.id for repo in found}) == 1
+        assert [repo.about.made for repo in found].count(True) == 1
+        assert all(repo.encrypted for repo in found)
+        made = [named] if key_file else [keys.key_path(config, found[0].id)]
+        folder = Path(config.key_dir)
+        assert [*folder.glob("*")] == ([] if key_file else made)
+        assert key_files.KeyText.parse(made[0].read_bytes(), "it").slot == "file"
+
+
+def side_by_side(count: int, store: LocalStore, config: Config) -> list[Repository]:
+    """What so many threads get who open the store at the same moment, and may make it."""
+    found: list[Repository] = []
+    start = threading.Barrier(count)
 
     def open_it() -> None:
         start.wait()
-        found.append(
-            Repository.open(LocalStore(str(tmp_path / "store")), config, create_local=True).id
-        )
+        found.append(Repository.open(store, config, create_local=True))
 
-    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    threads = [threading.Thread(target=open_it) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8 and len(set(found)) == 1
+    assert len(found) == count
+    return found
+
+
+def test_the_loser_of_a_race_leaves_the_key_of_the_winner(tmp_path: Path) -> None:
+    """Both find no key file where the configuration names one; the slower one finds the store made
+    when it has read the key of the faster one.
+    """
+    config = kit.config(tmp_path, key_file=str(tmp_path / "named.key"))
+    store = LocalStore(str(tmp_path / "store"))
+    won: list[Repository] = []
+
+    class Late(LocalStore):
+        def probe(self) -> Capabilities:
+            won.append(Repository.open(store, config, create_local=True))
+            return super().probe()
+
+    with pytest.raises(Conflict):
+        Repository.init(Late(store.url), encryption=True, config=config)
+    second = Repository.open(Late(store.url), config, create_local=True)
+    assert second.id == won[0].id and (tmp_path / "named.key").exists()
+
+
+def test_a_store_without_a_place_for_its_key_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("")  # no folder
+    store = LocalStore(str(tmp_path / "store"))
+    config = kit.config(tmp_path)
+    makers: list[Callable[[], Repository]] = [
+        lambda: Repository.open(store, config, create_local=True),
+        lambda: Repository.init(store, encryption=True, config=config),
+    ]
+    for make in makers:
+        with pytest.raises(KeyMissing, match="cannot be written") as error:
+            make()
+        assert "key_dir" in error.value.hint and "--no-encrypt" in error.value.hint
+    assert not (tmp_path / "store" / "config").exists()
+    plain = kit.config(tmp_path, plain_store=True)
+    assert not Repository.open(store, plain, create_local=True).encrypted
+
+
+def test_no_encrypt_does_not_pass_over_an_encrypted_store(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "store"))
+    Repository.init(store, encryption=True, config=kit.config(tmp_path))
+    with pytest.raises(Conflict, match="is encrypted") as error:
+        Repository.open_or_make(store, kit.config(tmp_path, plain_store=True), Reporter())
+    assert "store init --no-encrypt" in error.value.hint
 
 
 def test_a_store_cannot_be_made_plain_behind_our_back(tmp_path: Path) -> None:

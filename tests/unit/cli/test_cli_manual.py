@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from criuctl import config
 from criuctl.cli import manual, topics
 from criuctl.cli.app import PROGRAM
 from criuctl.cli.main import cli
@@ -49,11 +50,16 @@ def test_every_command_topic_and_runbook_has_a_page(pages: Path) -> None:
     commands = set(names(cli.to_info_dict(PageContext(cli, info_name=PROGRAM)), PROGRAM))
     assert {"criuctl", "criuctl-dump", "criuctl-store-init"} <= commands
     assert {path.name for path in (pages / "man1").iterdir()} == {f"{name}.1" for name in commands}
-    assert {path.name for path in (pages / "man5").iterdir()} == {f"{PROGRAM}-configuration.5"}
+    assert {path.name for path in (pages / "man5").iterdir()} == {
+        f"{PROGRAM}-config.5",
+        f"{PROGRAM}-configuration.5",
+    }
     assert {path.name for path in (pages / "man7").iterdir()} == {
         f"{PROGRAM}-{name}.7" for name in topics.names() if name != "configuration"
     }
-    for path in [*pages.glob("man?/*")]:
+    other = pages / "man5" / f"{PROGRAM}-configuration.5"
+    assert other.read_text() == f".so man5/{PROGRAM}-config.5\n"
+    for path in {*pages.glob("man?/*")} - {other}:
         text = path.read_text()
         assert text.startswith(".TH ") and text.splitlines()[1] == ".SH NAME"
 
@@ -76,6 +82,21 @@ def test_a_page_says_what_the_help_says(pages: Path, name: str, criuctl: Run) ->
         if line.strip().startswith("criuctl ") and line.startswith("      ")
     ):
         assert " ".join(example.split()) in page
+
+
+def test_the_main_page_has_variables_and_files(pages: Path) -> None:
+    page = shown(pages / "man1" / "criuctl.1")
+    variables, files = page.partition(" ENVIRONMENT ")[2].partition(" FILES ")[::2]
+    for name in ("CRIUCTL_STORE", "CRIUCTL_PASSPHRASE", "AWS_ENDPOINT_URL", "XDG_CONFIG_HOME"):
+        assert name in variables
+    for name in ("/etc/criuctl/config.yaml", "/etc/criuctl/keys", "/var/lib/criuctl/store"):
+        assert name in files
+
+
+def test_the_page_of_the_configuration_has_every_key(pages: Path) -> None:
+    page = shown(pages / "man5" / "criuctl-config.5")
+    assert page.startswith("CRIUCTL-CONFIG(5)")
+    assert [key for key in config.KEYS if f" {key}: " not in page] == []
 
 
 def test_a_runbook_s_page(pages: Path) -> None:

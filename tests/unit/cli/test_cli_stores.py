@@ -424,7 +424,7 @@ def test_rm_refuses_what_is_pinned(place: Place) -> None:
 
 
 def test_a_store_is_made_once(place: Place) -> None:
-    made = place.json("store", "init")
+    made = place.json("store", "init", "--no-encrypt")
     assert (made["encrypted"], made["store"]) == (False, str(place.path))
     assert place.json("store", "init", code=9)["error"]["code"] == "conflict"
     assert place.json("store", "info")["id"] == made["id"]
@@ -433,7 +433,8 @@ def test_a_store_is_made_once(place: Place) -> None:
 
 
 def test_an_encrypted_store_opens_with_its_key_file_only(place: Place, tmp_path: Path) -> None:
-    made = place.json("store", "init", "--encrypt")
+    made = place.json("store", "init")
+    assert made["encrypted"]
     key = Path(made["key"]["file"])
     assert key.stat().st_mode & 0o777 == 0o600
     found = place.write("web")

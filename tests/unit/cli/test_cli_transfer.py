@@ -105,6 +105,41 @@ def test_a_passphrase_is_typed_and_the_other_host_needs_nothing_else(
     assert f"it was web@1 of store {again['origin']['store'][:12]}" in shown.stdout
 
 
+def _exported(source: Host, tmp_path: Path) -> str:
+    file = str(tmp_path / "web.criuctl")
+    source("export", "web@1", file, "--no-encrypt")
+    return file
+
+
+@pytest.mark.parametrize("more", [(), ("-q",), ("--json",)])
+def test_the_first_use_of_a_store_makes_its_key_and_says_where(
+    source: Host, target: Host, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Once, on standard error, whatever the output is; later commands find it."""
+    file = _exported(source, tmp_path)
+    done = target("import", file, *more)
+    (key,) = Path(target.env["CRIUCTL_KEY_DIR"]).iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert done.stderr.count(f"encrypted by the key in {key}") == 1
+    assert "store key --export" in done.stderr
+    assert key.read_text().split()[-1] not in done.stdout + done.stderr
+    again = target("import", file, *more)
+    assert str(key) not in again.stderr
+    assert str(key) in target("store", "key").stdout
+    key.unlink()
+    lost = target("list", code=7)
+    assert str(key) in lost.stderr and "criuctl help key-lost" in lost.stderr
+
+
+def test_a_first_use_without_encryption(source: Host, target: Host, tmp_path: Path) -> None:
+    file = _exported(source, tmp_path)
+    done = target("import", file, "--no-encrypt")
+    assert "not encrypted" in done.stderr and not Path(target.env["CRIUCTL_KEY_DIR"]).exists()
+    assert "not encrypted" in target("store", "info").stdout
+    refused = source("import", file, "--no-encrypt", code=9).stderr
+    assert f"the store in {source.env['CRIUCTL_STORE']} exists and is encrypted" in refused
+
+
 def _secret(folder: Path, text: str) -> Path:
     path = folder / "phrase"
     path.write_text(text + "\n")

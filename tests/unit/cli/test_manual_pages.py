@@ -28,7 +28,7 @@ WRITTEN = [
     *sorted(MANUAL.glob("*.md")),
     *sorted((PROJECT / "criuctl" / "cli" / "runbooks").glob("*.md")),
 ]
-KEYS = sorted(set(Config.__struct_fields__) - {"sources", "store_named"})
+KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "agents architecture configuration connection-policies environment-and-files "
     "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "

@@ -37,11 +37,20 @@ def test_the_pace_is_that_of_the_last_ones_and_the_first_of_a_session_is_no_grow
         40 * 1024,
         102_000,
         100,
-        100 * 24,
+        100 * 20 + 5_000 * 4,  # in a day
     )
     assert (cron.recent, cron.per_day, cron.newest) == (48, 48, daily[-1].created)
     assert (db.recent, db.per_day, db.stored) == (0, None, 7_000_000)
     assert len(hourly) > RECENT
+
+
+def test_less_than_a_day_says_nothing_of_a_day() -> None:
+    """Two snapshots in two seconds would be gigabytes a day."""
+    for hours, expected in ((0.001, None), (23.9, None), (24, 30), (48, 15)):
+        (found,) = growth([made("web", 0, 900), made("web", hours, 30)])
+        assert (found.per_day, found.recent) == (expected, 30)
+    often = [made("web", number / 60, 2) for number in range(60 * 24 * 2)]  # each minute
+    assert growth(often)[0].per_day == 2 * 60 * 24
 
 
 def test_what_tells_nothing_is_nothing() -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import inspect
 import io
+import json
 import os
 import socket
 from contextlib import suppress
@@ -28,7 +29,7 @@ from criuctl.errors import (
     StoreUnreachable,
 )
 from criuctl.store import open_store
-from criuctl.store.base import as_views
+from criuctl.store.base import as_views, probe_name
 from criuctl.store.s3_body import ViewReader, cut, md5_of, slices
 from criuctl.store.s3_errors import FOREIGN, is_transient, store_error
 
@@ -126,6 +127,15 @@ def test_answers(code: str, status: int, kind: type[CriuctlError]) -> None:
     error = _mapped(_answer(code, status))
     assert type(error) is kind
     assert "s3://bucket" in error.message
+
+
+def test_the_name_of_a_test_object_is_not_told() -> None:
+    """It means nothing to the reader, who looks for it in vain."""
+    name = probe_name()
+    error = _answer("AccessDenied", 403)
+    found = store_error(error, f"writing {name}", "s3://bucket", "http://host", name)
+    assert found.message.startswith("writing a test object in s3://bucket at http://host: Access")
+    assert name not in json.dumps(found.to_dict())
 
 
 def test_a_full_disk_behind_a_500_is_full_and_not_tried_again() -> None:
