@@ -101,6 +101,23 @@ def test_nested_and_half_typed(operators: Operators) -> None:
         prompt(operators, "--since", at)
 
 
+@pytest.mark.parametrize("kind", ["bash", "zsh", "fish", "dash"])
+def test_what_is_typed_with_an_interrupt_comes_behind_it(operators: Operators, kind: str) -> None:
+    """A line editor that gets both at once would add it to the line that is interrupted, or lose
+    it, or the next command.
+    """
+    operators.shell("work", command=SHELLS[kind])
+    for number in range(2):
+        operators("send", "work", "--text", "rm -r half a li")
+        typed = ("--keys", "C-c", "--text", f"echo line {number}", "--enter")
+        operators("send", "work", *typed)
+        operators("wait", "work", "--match", f"^line {number}$", "--timeout", TIMEOUT)
+        prompt(operators)
+        operators("send", "work", "--keys", "C-c Up")
+        operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
+        assert operators("exec", "work", "--", "echo by exec")["output"] == "by exec\n"
+
+
 def test_a_copy_of_the_output_is_no_prompt(operators: Operators, tmp_path: Path) -> None:
     operators.shell("work")
     operators("send", "work", "--text", "true", "--enter")
