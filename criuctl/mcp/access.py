@@ -269,8 +269,8 @@ class Access:
 
     def need(self, name: str, role: str) -> None:
         """Raise `Forbidden` unless the client may have this role in the session."""
-        call = acting.current()
-        had = role if call is None else call.client.capped(role)
+        actor = acting.current()
+        had = role if actor is None else actor.capped(role)
         if had == role:
             try:
                 with sessions.connect(self._config, name, role=role) as session:

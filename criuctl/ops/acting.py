@@ -1,11 +1,13 @@
-"""On whose behalf this process works on sessions, for front doors that serve other programs.
+"""On whose behalf this process works on sessions: for servers, and for the Python API.
 
-The command line works for the user that typed it.  A server does each piece of work inside a `Call`
-of one of its `Client`s.  Every connection to a holder that is opened meanwhile
-(`criuctl.ops.sessions.connect`) is then an operator of the kind ``agent`` with the client's name,
-and never with a higher role than the client may have.  Between two calls it has no connection; in
-the next one the same operator comes back, and has its lease again if no other operator has asked
-for it.
+The command line works for the user that typed it.  Others work as an `Actor`, which is the one of
+its thread while it works (`acting`): every connection to a holder that an operation opens meanwhile
+(`criuctl.ops.sessions.connect`) is an operator of the actor's kind and name, and never has a higher
+role than the actor may have.  So operations need not be given what they connect as.
+
+A server does each piece of work inside a `Call` of one of its `Client`s, which are agents.  Between
+two calls a client has no connection; in the next one the same operator comes back, and has its
+lease again if no other operator has asked for it.
 
 A call blocks, in a thread.  `Call.cancel`, from another thread, ends what it waits for: its
 connections break, and no others are opened.  What it has started in the session runs on.
@@ -14,10 +16,11 @@ connections break, and no others are opened.  What it has started in the session
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from ..errors import NotFound, SessionGone
 from ..session.protocol import ROLES
@@ -25,10 +28,45 @@ from ..session.protocol import ROLES
 if TYPE_CHECKING:
     from ..session.client.session import Session
 
-    Resume = tuple[str, str] | None  # operator id and token
-
+Resume = tuple[str, str] | None  # operator id and token
+Open = Callable[[str, Resume], "Session"]  # with a role, as an operator to resume
 _MOST_KEPT = 256  # sessions whose operator is remembered
-_current: ContextVar[Call | None] = ContextVar("criuctl.acting", default=None)
+
+
+class Actor(Protocol):
+    """On whose behalf a thread works."""
+
+    @property
+    def kind(self) -> str:
+        """Human, agent or service."""
+
+    @property
+    def name(self) -> str:
+        """The name of its operators."""
+
+    def capped(self, role: str) -> str:
+        """Return `role`, or the actor's if that is lower."""
+
+    def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Session:
+        """Return a connection to `session` that `open_` has opened."""
+
+
+_current: ContextVar[Actor | None] = ContextVar("criuctl.acting", default=None)
+
+
+def current() -> Actor | None:
+    """Return the actor on whose behalf this thread works; None: the user of the command line."""
+    return _current.get()
+
+
+@contextmanager
+def acting(actor: Actor) -> Iterator[None]:
+    """Work on behalf of `actor`, in this thread, inside a ``with``."""
+    before = _current.set(actor)
+    try:
+        yield
+    finally:
+        _current.reset(before)
 
 
 class Client:
@@ -61,11 +99,25 @@ class Call:
         self._lock = threading.Lock()
         self._opened: list[tuple[str, Session]] = []
         self._cancelled = False
-        self._before: Token[Call | None] | None = None
+        self._acting: AbstractContextManager[None] = acting(self)
 
-    def connect(self, session: str, role: str, open_: Callable[[str, Resume], Session]) -> Session:
-        """Return a connection that `open_` has opened, given role and the operator to resume."""
-        role = self.client.capped(role)
+    @property
+    def kind(self) -> str:
+        """Clients of servers are agents."""
+        return "agent"
+
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.client.name
+
+    def capped(self, role: str) -> str:
+        """Return `role`, or the client's if that is lower."""
+        return self.client.capped(role)
+
+    def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Session:
+        """Return a connection that `open_` has opened; as the same operator as before."""
+        role = self.capped(role)
         resume = self._resumed(session) or self.client.take(session)
         try:
             connected = open_(role, resume)
@@ -97,7 +149,7 @@ class Call:
         return None
 
     def __enter__(self) -> Self:
-        self._before = _current.set(self)
+        self._acting.__enter__()
         return self
 
     def __exit__(
@@ -106,15 +158,9 @@ class Call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._before is not None
-        _current.reset(self._before)
+        self._acting.__exit__(None, None, None)
         with self._lock:
             for session, connected in self._opened:
                 connected.close()
                 self.client.keep(session, connected.operator, connected.token)
             self._opened.clear()
-
-
-def current() -> Call | None:
-    """Return the call that this thread works on, if it does."""
-    return _current.get()

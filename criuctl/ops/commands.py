@@ -19,7 +19,7 @@ from ..quoting import quoted
 from ..session.client import commands, typed_commands
 from ..session.client.commands import Cleaner, Followed, New
 from ..session.screen.plain_text import strip
-from .sessions import Connect, connect
+from .sessions import connect
 from .typing import writer
 
 if TYPE_CHECKING:
@@ -298,12 +298,9 @@ def output(
     *,
     since: int | None = None,
     plain: bool = False,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Return a command with the output that it has printed so far, from `since` on."""
-    body = follow(
-        config, name, command_id, show, Limits(0), since=since, plain=plain, connect=connect
-    )
+    body = follow(config, name, command_id, show, Limits(0), since=since, plain=plain)
     if body["state"] == commands.TIMED_OUT:
         body["state"] = commands.RUNNING
     body.pop("error", None)
@@ -319,7 +316,6 @@ def follow(
     *,
     since: int | None = None,
     plain: bool = False,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Follow a command, by a connection of its own, until it has ended or is late; its output from
     `since` on goes to `show`, or into the answer.
@@ -383,11 +379,10 @@ def kill(
     grace: float,
     *,
     show: Show | None = None,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """End a command: interrupt it, kill it after `grace` seconds; return it when it has ended."""
     with connect(config, name, role="write") as session:
         _check_version(session, name)
         commands.record_of(session, command_id)
         session.request("command-kill", command=command_id, grace=grace)
-    return follow(config, name, command_id, show, Limits(grace + _ENDS), connect=connect)
+    return follow(config, name, command_id, show, Limits(grace + _ENDS))

@@ -23,7 +23,7 @@ from ..proc.tree import ProcessIdentity, read_process
 from ..session.holder.cgroup import existing
 from ..session.holder.processes import Tree
 from ..session.sessions import leftovers, state_of
-from .sessions import Connect, connect, known_of, why_not
+from .sessions import connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
 _DUMP_PATIENCE = 10.0  # seconds that a dump of the session may take to let go of it
@@ -31,7 +31,7 @@ _KILL_PATIENCE = 20.0  # seconds that processes may take to end after SIGKILL
 
 
 @events.recorded("kill", operation_facts.killed, about=operation_facts.of_session)
-def kill(config: Config, name: str, grace: float, *, connect: Connect = connect) -> dict[str, Any]:
+def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     """End every process of a session and verify it; remove the records that it runs here.
 
     For a copy, the files of its unix sockets are removed too, which have their own names next to
@@ -43,7 +43,7 @@ def kill(config: Config, name: str, grace: float, *, connect: Connect = connect)
         from ..files import socket_names  # slow to import
 
         own = socket_names.copys_files(record.pid)
-    body = _kill(config, name, grace, connect)
+    body = _kill(config, name, grace)
     for path in own:
         if socketfiles.at(path) == "dead":
             with suppress(OSError):
@@ -51,7 +51,7 @@ def kill(config: Config, name: str, grace: float, *, connect: Connect = connect)
     return body
 
 
-def _kill(config: Config, name: str, grace: float, connect: Connect) -> dict[str, Any]:
+def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     try:
         session = connect(config, name, role="admin")
     except SessionGone:

@@ -32,7 +32,7 @@ from ..session.screen.replay import replay
 from ..session.screen.replay_range import REPLAY, first_whole
 from ..session.screen.screen import Screen
 from .logs import kept_output, left_output
-from .sessions import Connect, connect, describe, why_not
+from .sessions import connect, describe, why_not
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -49,7 +49,6 @@ def capture(
     scrollback: bool = False,
     since: int | None = None,
     ansi: bool = False,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Return the session's screen; or its scrollback; or its output from offset `since` on. An
     ended session has them, too.
@@ -161,9 +160,7 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
 # -- waiting
 
 
-def wait_exit(
-    config: Config, name: str, timeout: float | None, *, connect: Connect = connect
-) -> dict[str, Any]:
+def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
     """Wait until the session has ended."""
     try:
         session = connect(config, name, role="observe")
@@ -234,8 +231,6 @@ def wait_idle(
     name: str,
     seconds: float,
     timeout: float | None,
-    *,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Wait until the session has printed nothing for `seconds`, or has ended."""
     try:
@@ -258,7 +253,6 @@ def wait_match(
     since: int | None,
     timeout: float | None,
     *,
-    connect: Connect = connect,
     search: Callable[[str, str], Matched | None] | None = None,
 ) -> dict[str, Any]:
     """Wait until `pattern` is in the session's output from `since` (the last input) on, without
@@ -295,8 +289,6 @@ def wait_prompt(
     name: str,
     since: int | None,
     timeout: float | None,
-    *,
-    connect: Connect = connect,
 ) -> dict[str, Any]:
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
     beyond that offset.
@@ -306,27 +298,25 @@ def wait_prompt(
         foreground = status["foreground"] or {}
         return bool(foreground.get("at_prompt")) and (since is None or status["offset"] > since)
 
-    with _observed(config, name, connect) as session:
+    with _observed(config, name) as session:
         status = _look_until(session, name, met, "a prompt came", "came to no prompt", timeout)
     shell = status["foreground"]["shell"]
     return {"session": name, "shell": shell, "offset": status["offset"]}
 
 
-def wait_reading(
-    config: Config, name: str, timeout: float | None, *, connect: Connect = connect
-) -> dict[str, Any]:
+def wait_reading(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
     """Wait until a program in the foreground waits for input of the terminal, and return which."""
 
     def met(status: dict[str, Any]) -> bool:
         return status["foreground"] is not None and bool(status["foreground"]["reading_tty"])
 
     before = "a program waited for input"
-    with _observed(config, name, connect) as session:
+    with _observed(config, name) as session:
         status = _look_until(session, name, met, before, "waited for no input", timeout)
     return {"session": name, "foreground": status["foreground"], "offset": status["offset"]}
 
 
-def _observed(config: Config, name: str, connect: Connect) -> Session:
+def _observed(config: Config, name: str) -> Session:
     """Connect to a holder that reports what is in the foreground; `WrongState` if it is too old."""
     session = connect(config, name, role="observe")
     if "foreground" not in session.hello["features"]:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from ..config import Config
 from ..host.journal import events, operation_facts
 from .authority import check_holder
-from .sessions import Connect, connect
+from .sessions import connect
 
 
 class Steered(Struct, frozen=True):
@@ -35,7 +35,7 @@ def _steered(done: Steered) -> list[events.Facts]:
 
 
 @events.recorded("pause", _steered, about=operation_facts.of_session)
-def pause(config: Config, name: str, *, connect: Connect = connect) -> Steered:
+def pause(config: Config, name: str) -> Steered:
     """Freeze every process."""
     with connect(config, name) as session:
         was = session.hello["status"]["state"]
@@ -44,7 +44,7 @@ def pause(config: Config, name: str, *, connect: Connect = connect) -> Steered:
 
 
 @events.recorded("halt", _steered, about=operation_facts.of_session)
-def halt(config: Config, name: str, *, connect: Connect = connect) -> Steered:
+def halt(config: Config, name: str) -> Steered:
     """Freeze every process, drop input that no person typed, and let only persons write."""
     with connect(config, name) as session:
         was = session.hello["status"]["halted"]
@@ -58,9 +58,7 @@ def halt(config: Config, name: str, *, connect: Connect = connect) -> Steered:
 
 
 @events.recorded("resume", _steered, about=operation_facts.of_session)
-def resume(
-    config: Config, name: str, *, agents_stay_out: bool = False, connect: Connect = connect
-) -> Steered:
+def resume(config: Config, name: str, *, agents_stay_out: bool = False) -> Steered:
     """Undo `pause` and `halt`; with `agents_stay_out`, agents and services only observe then."""
     with connect(config, name, role="admin" if agents_stay_out else "write") as session:
         if agents_stay_out:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 # -- talking
 
 
-Connect = Callable[..., "Session"]
-"""`connect`, or what an operation is given in its place: the same arguments, another operator."""
-
-
 def connect(
     config: Config,
     name: str,
@@ -47,15 +43,14 @@ def connect(
     runs without one.
 
     `kind` is what this client is; None: what this command line is (`session.client.caller`).
-    Inside a call of a client (`acting`), as that client: it decides kind, operator and `resume`,
-    and limits the role.
+    On behalf of an actor (`acting`), that one decides kind and operator, and limits the role.
     """
     from ..session.client import caller
     from ..session.client.session import Session
 
-    call = acting.current()
-    if call is not None:
-        kind, operator = "agent", call.client.name
+    actor = acting.current()
+    if actor is not None:
+        kind, operator = actor.kind, actor.name
 
     def open_(role: str, resume: tuple[str, str] | None) -> Session:
         return Session.connect(
@@ -72,7 +67,9 @@ def connect(
     except InvalidName as error:
         raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
     try:
-        return open_(role, resume) if call is None else call.connect(name, role, open_)
+        if actor is not None:
+            return actor.connect(name, role, resume, open_)
+        return open_(role, resume)
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
@@ -107,7 +104,7 @@ def sessions(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def describe(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
+def describe(config: Config, name: str) -> dict[str, Any]:
     """Return all facts about one session; its holder's answer wins. Raise `NotFound`."""
     try:
         with connect(config, name, role="observe") as session:
@@ -124,11 +121,11 @@ def describe(config: Config, name: str, *, connect: Connect = connect) -> dict[s
         return known_of(state, record)
 
 
-def status(config: Config, name: str, *, connect: Connect = connect) -> dict[str, Any]:
+def status(config: Config, name: str) -> dict[str, Any]:
     """Return `describe`, with the last checkpoint as an object: id, number, age_s, store."""
     from ..host import latest_checkpoints
 
-    body = describe(config, name, connect=connect)
+    body = describe(config, name)
     body["checkpoint"] = latest_checkpoints.described(
         config, name, body["id"], body.get("checkpoint") or None, time.time()
     )

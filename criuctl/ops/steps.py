@@ -40,7 +40,7 @@ from ..session.sessions import state_of
 from ..steps import journal, states
 from ..steps.journal import Journal
 from ..steps.states import Step, StepRefused
-from .sessions import Connect, connect
+from .sessions import connect
 
 _FILE = "CRIUCTL_STEPS_FILE"
 _PAUSE = 0.1  # seconds before a request is repeated
@@ -198,7 +198,7 @@ def _described(answer: dict[str, Any], step: str, session: str | None) -> dict[s
 # -- looking, resolving
 
 
-def steps(config: Config, name: str, *, connect: Connect = connect) -> list[dict[str, Any]]:
+def steps(config: Config, name: str) -> list[dict[str, Any]]:
     """Return the steps of the session, in the order in which they began."""
     found: list[dict[str, Any]] = []
     try:
@@ -225,9 +225,7 @@ def step(config: Config, name: str, id: str) -> dict[str, Any]:
     raise NotFound(f"session {name!r} has no step {id!r}", hint="`criuctl step list` has them.")
 
 
-def resolve(
-    config: Config, name: str, id: str, outcome: str, result: Any, *, connect: Connect = connect
-) -> dict[str, Any]:
+def resolve(config: Config, name: str, id: str, outcome: str, result: Any) -> dict[str, Any]:
     """State how an unknown step has ended; return it as it is then."""
     facts = {"step": id, "outcome": outcome, "result": result}
     try:

@@ -32,10 +32,10 @@ def writer(config: Config, name: str, *, take: bool) -> Session:
     A lease that a person takes outlasts the command for a while: else the next input of the client
     that had it would take it back at once.
     """
-    call = acting.current()
-    kind = "agent" if call else caller.kind()
+    actor = acting.current()
+    kind = actor.kind if actor else caller.kind()
     # no agent takes it from a human, unless the server that it is a client of lets it
-    role = "admin" if take and (call or kind != "agent") else "write"
+    role = "admin" if take and (actor or kind != "agent") else "write"
     session = connect(config, name, kind=kind, role=role)
     try:
         hold_lease(session, take=take, hold=_TAKEN if kind == "human" else None)

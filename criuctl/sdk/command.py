@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..ops import commands
+from ..ops.acting import acting
 from ..ops.commands import Limits
 from ..transport.frames import decode_error
 from .results import CommandResult
@@ -45,18 +46,13 @@ class Command:
         """
         limits = Limits(timeout, silence, on_timeout)
         return self._followed(
-            lambda show: commands.follow(
-                *self._place(), show, limits, plain=plain, connect=self._session._operator.connect
-            )
+            lambda show: commands.follow(*self._place(), show, limits, plain=plain)
         )
 
     def output(self, since: int | None = None, *, plain: bool = False) -> CommandResult:
         """Return it with the output so far, from the offset `since` on, without waiting."""
-        connect = self._session._operator.connect
         return self._followed(
-            lambda show: commands.output(
-                *self._place(), show, since=since, plain=plain, connect=connect
-            )
+            lambda show: commands.output(*self._place(), show, since=since, plain=plain)
         )
 
     def kill(self, grace: float = GRACE) -> CommandResult:
@@ -64,10 +60,7 @@ class Command:
 
         Return it when it has ended. The shell itself gets the interrupt only.
         """
-        connect = self._session._operator.connect
-        return self._followed(
-            lambda show: commands.kill(*self._place(), grace, show=show, connect=connect)
-        )
+        return self._followed(lambda show: commands.kill(*self._place(), grace, show=show))
 
     def _place(self) -> tuple[Any, str, str]:
         operator = self._session._operator
@@ -80,7 +73,8 @@ class Command:
         def show(stream: str, data: bytes) -> None:
             streams.setdefault(stream, bytearray()).extend(data)
 
-        body = operation(show)
+        with acting(self._session._operator):
+            body = operation(show)
         error = body.get("error")
         return CommandResult(
             session=body["session"],

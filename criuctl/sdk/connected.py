@@ -16,6 +16,7 @@ from typing import Self
 
 from ..errors import NotFound, NotHeld, SessionGone
 from ..ops import sessions, typing
+from ..ops.acting import acting
 from ..session.client.session import Session as Connection
 from ..session.protocol import DEFAULT_TTL
 from .operator import RECONNECT, Operator
@@ -42,8 +43,8 @@ class Connected:
 
     def status(self) -> SessionInfo:
         """Return the session's state, and in `facts` all that ``criuctl status`` shows."""
-        body = sessions.status(self._operator.config, self.name, connect=self._operator.connect)
-        return SessionInfo.of(body)
+        with acting(self._operator):
+            return SessionInfo.of(sessions.status(self._operator.config, self.name))
 
     def reconnect(self) -> None:
         """Connect again after `SessionGone`; as the same operator, if the holder still knows it.
@@ -86,9 +87,10 @@ class Connected:
     def _connect(self, resume: tuple[str, str] | None = None) -> Connection:
         """Make the connection that types."""
         operator = self._operator
-        self._connection = operator.connect(
-            operator.config, self.name, role=operator.role, resume=resume
-        )
+        with acting(operator):
+            self._connection = sessions.connect(
+                operator.config, self.name, role=operator.role, resume=resume
+            )
         return self._connection
 
     def _begin(self) -> Self:

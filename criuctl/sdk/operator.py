@@ -2,9 +2,9 @@
 
 A connection must not be used by two threads at once, and a request that waits would keep others
 waiting. So what types holds one connection for the life of the object, and everything else, waits
-before all, opens a connection of its own by `Operator.connect`, which takes the place of
-`ops.sessions.connect` in the operations. `Cancellable` can break its connections off from another
-thread: the holder then forgets the request, and nothing in the session notices.
+before all, is an operation on behalf of the `Operator` (`ops.acting`), which opens a connection of
+its own. `Cancellable` can break its connections off from another thread: the holder then forgets
+the request, and nothing in the session notices.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from ..config import Config
 from ..errors import Forbidden, NotFound, SessionGone, UsageError
 from ..ops import sessions
+from ..ops.acting import Open, Resume, acting
 from ..session.client.session import Session as Connection
 from ..session.sessions import state_of
 
@@ -41,27 +42,20 @@ class Operator:
         self.name, self.role = name, role
         self.id = ""  # of the session: known from the first connection on
 
-    def connect(
-        self,
-        config: Config,
-        name: str,
-        *,
-        role: str = "write",
-        resume: tuple[str, str] | None = None,
-        **_others: Any,
-    ) -> Connection:
-        """Connect as `ops.sessions.connect` does, as this operator and with no higher role.
+    def capped(self, role: str) -> str:
+        """Return `role`, or this operator's if that is lower."""
+        return min(role, self.role, key=_ROLES.index)
+
+    def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Connection:
+        """Return a connection to the session, for `ops.sessions.connect`.
 
         `NotFound` if another session has the name by now: not `SessionGone`, after which the
         operations look at what a session has left.
         """
-        lower = min(role, self.role, key=_ROLES.index)
         try:
-            connection = sessions.connect(
-                config, name, kind=self.kind, operator=self.name, role=lower, resume=resume
-            )
+            connection = open_(self.capped(role), resume)
         except SessionGone:
-            self._check(state_of(config, name))
+            self._check(state_of(self.config, session))
             raise
         try:
             self._check(connection.hello["status"])
@@ -72,7 +66,8 @@ class Operator:
 
     def check_same(self) -> None:
         """Raise `NotFound` if another session has the name by now, or none has."""
-        self._check(sessions.describe(self.config, self.session, connect=self.connect))
+        with acting(self):
+            self._check(sessions.describe(self.config, self.session))
 
     def _check(self, found: Mapping[str, Any] | None) -> None:
         """Note the session's id at first, and compare it later."""
@@ -105,9 +100,9 @@ class Cancellable(Operator):
         self._opened: list[socket.socket] = []  # duplicates, so that no number is used again
         self._cancelled = False
 
-    def connect(self, config: Config, name: str, **options: Any) -> Connection:
-        """Connect, unless the call is cancelled."""
-        connection = super().connect(config, name, **options)
+    def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Connection:
+        """Return a connection, unless the call is cancelled."""
+        connection = super().connect(session, role, resume, open_)
         with self._lock:
             if not self._cancelled:
                 self._opened.append(socket.socket(fileno=os.dup(connection.fileno())))

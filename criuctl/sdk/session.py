@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 from ..config import Config, load
 from ..errors import CriuctlError, NoSuchCheckpoint
 from ..ops import kill, pause, sessions, steps
+from ..ops.acting import acting
 from ..session.protocol import DEFAULT_GRACE
 from ..store import settled
 from . import worker
@@ -175,10 +176,8 @@ class Session(Terminal):
         return self._steered(pause.resume)
 
     def _steered(self, operation: Any) -> Mapping[str, Any]:
-        operator = self._operator
-        body: Mapping[str, Any] = operation(
-            operator.config, self.name, connect=operator.connect
-        ).to_dict()
+        with acting(self._operator):
+            body: Mapping[str, Any] = operation(self._operator.config, self.name).to_dict()
         return body
 
     def kill(self, grace: float = DEFAULT_GRACE) -> Mapping[str, Any]:
@@ -190,7 +189,8 @@ class Session(Terminal):
         operator = self._operator
         operator.need_admin("ending the session")
         operator.check_same()
-        return kill.kill(operator.config, self.name, grace, connect=operator.connect)
+        with acting(operator):
+            return kill.kill(operator.config, self.name, grace)
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ class Session(Terminal):
         """Return the session's durable steps, in the order in which they began: id, kind, state,
         key, result, progress and others, as ``criuctl step list`` shows them.
         """
-        operator = self._operator
-        return steps.steps(operator.config, self.name, connect=operator.connect)
+        with acting(self._operator):
+            return steps.steps(self._operator.config, self.name)
 
     def resolve_step(
         self, id: str, outcome: Literal["done", "failed"], result: Any = None
@@ -339,10 +339,8 @@ class Session(Terminal):
 
         `result` is what its program gets, if it is done. `NotFound` if there is no such step.
         """
-        operator = self._operator
-        return steps.resolve(
-            operator.config, self.name, id, outcome, result, connect=operator.connect
-        )
+        with acting(self._operator):
+            return steps.resolve(self._operator.config, self.name, id, outcome, result)
 
 
 def _settings(config: Config | None, store: str | None) -> Config:

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 
 from ..errors import UsageError, WrongState
 from ..ops import commands, output, typing
+from ..ops.acting import acting
 from ..session.client.commands import New
 from .command import Command, OnTimeout
 from .connected import Connected
@@ -196,10 +197,8 @@ class Terminal(Connected):
         return self._capture(since=since, scrollback=scrollback, ansi=ansi)
 
     def _capture(self, **options: Any) -> Screen:
-        operator = self._operator
-        return Screen.of(
-            output.capture(operator.config, self.name, connect=operator.connect, **options)
-        )
+        with acting(self._operator):
+            return Screen.of(output.capture(self._operator.config, self.name, **options))
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -211,10 +210,8 @@ class Terminal(Connected):
         It searches from the offset `since` on, by default from the last input on. `TimedOut` after
         `timeout` seconds, `SessionGone` if the session ends first.
         """
-        operator = self._operator
-        body = output.wait_match(
-            operator.config, self.name, pattern, since, timeout, connect=operator.connect
-        )
+        with acting(self._operator):
+            body = output.wait_match(self._operator.config, self.name, pattern, since, timeout)
         return Match(body["match"], body["groups"], body["offset"])
 
     def wait_prompt(self, *, since: int | None = None, timeout: float | None = None) -> int:
@@ -222,10 +219,8 @@ class Terminal(Connected):
 
         With `since`, only after output behind that offset. Errors as of `wait_match`.
         """
-        operator = self._operator
-        body = output.wait_prompt(
-            operator.config, self.name, since, timeout, connect=operator.connect
-        )
+        with acting(self._operator):
+            body = output.wait_prompt(self._operator.config, self.name, since, timeout)
         return int(body["offset"])
 
     def wait_reading(self, *, timeout: float | None = None) -> Mapping[str, Any]:
@@ -233,8 +228,8 @@ class Terminal(Connected):
 
         Errors as of `wait_match`.
         """
-        operator = self._operator
-        body = output.wait_reading(operator.config, self.name, timeout, connect=operator.connect)
+        with acting(self._operator):
+            body = output.wait_reading(self._operator.config, self.name, timeout)
         found: Mapping[str, Any] = body["foreground"]
         return found
 
@@ -242,10 +237,8 @@ class Terminal(Connected):
         """Wait until nothing was printed for `seconds`, or the session has ended; return the offset
         of the output. `TimedOut` after `timeout` seconds.
         """
-        operator = self._operator
-        body = output.wait_idle(
-            operator.config, self.name, seconds, timeout, connect=operator.connect
-        )
+        with acting(self._operator):
+            body = output.wait_idle(self._operator.config, self.name, seconds, timeout)
         return int(body["offset"])
 
     def wait_exit(self, *, timeout: float | None = None) -> Exit:
@@ -253,6 +246,6 @@ class Terminal(Connected):
 
         `TimedOut` after `timeout` seconds, `SessionGone` if it is lost.
         """
-        operator = self._operator
-        body = output.wait_exit(operator.config, self.name, timeout, connect=operator.connect)
+        with acting(self._operator):
+            body = output.wait_exit(self._operator.config, self.name, timeout)
         return Exit(body["exit_code"], body["exit_signal"])

@@ -21,6 +21,7 @@ from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
 from .live import Live
 from .rules import Address, listen
+from .steps import steps
 from .views import DESK, ROUTES, Desk, errors
 
 STATIC = Path(__file__).parent / "static"
@@ -112,6 +113,7 @@ def application(
     app.on_response_prepare.append(harden)
     app.add_routes(ROUTES)
     app.router.add_get("/api/live", live.listen)
+    app.router.add_get("/api/sessions/{name}/steps", steps)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)
     app.router.add_post("/api/actions", actions.handle)
     app.router.add_get("/", _page)

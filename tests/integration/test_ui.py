@@ -365,6 +365,7 @@ def fits(page: Page) -> None:
 
 def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_path: Path) -> None:
     operators.shell("web", "--label", "team=core")
+    operators("step", "run", "charge-42", "--session", "web", "--", "true")
     operators("snapshot", "web")
     with serving(operators) as served:
         with looking(
@@ -387,6 +388,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             for tab, text in (
                 ("Processes", "bash --norc"),
                 ("Connections", "no connections"),
+                ("Steps", re.compile("charge-42.*done")),
                 ("Checkpoints", "web@1"),
             ):
                 page.get_by_role("link", name=tab, exact=True).click()
@@ -431,7 +433,7 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             page.keyboard.type("echo last-$((6*7))\n")
             shows(page, "last-42")
             assert "dropped-42" not in shown(page)
-            for tab in ("Processes", "Connections", "Checkpoints"):
+            for tab in ("Processes", "Connections", "Steps", "Checkpoints"):
                 page.get_by_role("link", name=tab, exact=True).tap()
                 expect(page.locator(".tab")).not_to_contain_text("asking", timeout=PATIENCE)
                 fits(page)

@@ -12,7 +12,8 @@ What a session is:
 - `session_state`: identity and state of the session.
 - `session_files`: its folders and files: `output_log`, `timeline` (times of the output),
   `audit_log`.
-- `master`: the terminal's master: output into the log, input out of a queue.
+- `master`: the terminal's master: output into the log, input out of a queue; `signal_keys`: when
+  input may follow ^C.
 - `commands`: the records of commands.  `shell_commands` runs them in the session's shell,
   `new_commands` next to it, with `command_files`; `commanding` makes and keeps all of these.
 - `terminal_queries`: answer a program's terminal queries while no terminal is attached.

@@ -5,7 +5,9 @@ A process registers the events for which it has functions. To have them called, 
 SIGURG, which a process that has no handler for it ignores. The handler, in the process's main
 thread, asks over the step socket which event there is (`next`), calls the functions, and reports
 (`report`). So no descriptor is open meanwhile, and a process that waits in a system call is
-interrupted, as by any signal.
+interrupted, as by any signal. One that was just about to wait is not, and would notice the signal
+only afterwards (in Python handlers run between two instructions): so the signal is sent again until
+the process has asked.
 
 before-checkpoint   asked for by the dump, before anything is frozen, which waits for the answers up
                     to a deadline (`call`). The answer of each process is yes, a veto with a reason,
@@ -46,6 +48,7 @@ _MAX_REASON = 500  # characters
 _LATE = 30.0  # seconds after which a function that is called after a restore is reported
 _UNCERTAIN = 11.0  # seconds until a tree whose restorer was killed is the session's
 _LOOK = 0.1  # seconds between two looks at whether CRIU has let go of a process
+_AGAIN, _LONGEST_AGAIN = 0.5, 60.0  # seconds between two signals, at first and at most
 
 Answer = Callable[[Message], None]
 
@@ -66,6 +69,7 @@ class _Call:
     event: str
     token: str
     waiting: set[ProcessIdentity]
+    asked: set[ProcessIdentity] = field(default_factory=set)  # those that know of it
     called: int = 0
     vetoes: list[Message] = field(default_factory=list)
     failures: list[Message] = field(default_factory=list)
@@ -81,7 +85,8 @@ class Callbacks:
         self._loop, self._session, self._tree, self._events = loop, session, tree, events
         self._registered: dict[ProcessIdentity, _Registered] = {}
         self._calls: list[_Call] = []
-        self._coming: tuple[Connection, str] | None = None  # restorer, event for when it has left
+        # The restorer, the event for when it has left, and the root of its tree.
+        self._coming: tuple[Connection, str, ProcessIdentity | None] | None = None
 
     # -- what a program asks ----------------------------------------------------------------------
 
@@ -108,7 +113,8 @@ class Callbacks:
         """Return the event for which this process is to call its functions, or nothing."""
         identity = _identity(peer)
         for call in self._calls:
-            if identity in call.waiting:
+            if identity is not None and identity in call.waiting:
+                call.asked.add(identity)
                 return {"event": call.event, "call": call.token}
         return {}
 
@@ -179,7 +185,8 @@ class Callbacks:
                 known = [event for event in EVENTS if event in events]
                 identity = processes[inner]
                 self._registered[identity] = _Registered(inner, known, _program(identity))
-        self._coming = (connection, FORKED if fork else RESTORED) if self._registered else None
+        event = FORKED if fork else RESTORED
+        self._coming = (connection, event, self._tree.root) if self._registered else None
 
     def lost(self, connection: Connection, why: str) -> None:
         """Handle the loss of a client: of the dump that waits, or of the restorer."""
@@ -187,13 +194,13 @@ class Callbacks:
             call.answer = None
             self._end(call, "the dump has ended")
         if self._coming is not None and self._coming[0] is connection:
-            event, self._coming = self._coming[1], None
+            (_, event, root), self._coming = self._coming, None
             seconds = 0.0 if why == "bye" else _UNCERTAIN
-            self._loop.after(seconds, lambda: self._call_back(event))
+            self._loop.after(seconds, lambda: self._call_back(event, root))
 
-    def _call_back(self, event: str) -> None:
+    def _call_back(self, event: str, root: ProcessIdentity | None) -> None:
         """Have the functions called in a tree that was restored and runs."""
-        if self._session.state not in ("running", "paused"):
+        if self._session.state not in ("running", "paused") or self._tree.root != root:
             return  # it was taken back, or has ended
         call = self._begin(event)
         call.timer = self._loop.after(_LATE, lambda: self._report_late(call))
@@ -224,7 +231,16 @@ class Callbacks:
         }
         call = _Call(event, os.urandom(12).hex(), waiting)
         self._calls.append(call)
+        self._loop.after(_AGAIN, lambda: self._signal_again(call, _AGAIN))
         return call
+
+    def _signal_again(self, call: _Call, pause: float) -> None:
+        """Signal the processes that have not asked yet."""
+        silent = call.waiting - call.asked
+        if call in self._calls and silent:
+            self._send(call, {identity for identity in silent if not _traced(identity)})
+            pause = min(pause * 2, _LONGEST_AGAIN)
+            self._loop.after(pause, lambda: self._signal_again(call, pause))
 
     def _send(self, call: _Call, to: Iterable[ProcessIdentity]) -> None:
         """Send the signal; a process that is gone has no functions any more."""

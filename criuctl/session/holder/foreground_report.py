@@ -36,6 +36,7 @@ class ForegroundReport:
     def __init__(self, session: SessionState, tree: Tree, master: Master) -> None:
         self._session, self._tree, self._master = session, tree, master
         master.marks.verify = self.is_shell
+        master.signal_keys.ready = self.ready
 
     def report(self) -> dict[str, Any] | None:
         """Return the value of ``foreground`` in the status; None: there is no such program."""
@@ -57,6 +58,11 @@ class ForegroundReport:
         """Whether the session's shell is at its prompt now."""
         group = self._group()
         return bool(group) and self._at_prompt(group[0])
+
+    def ready(self) -> bool:
+        """Whether the program has handled all that the terminal was given, and waits for more."""
+        group = self._group()
+        return bool(group) and not self._master.unread_by_programs and self._waits(group)
 
     def is_shell(self, inner: int, pid: int = 0) -> bool:
         """Whether `pid` (0: the leader of the foreground) is the session's shell.
@@ -105,8 +111,9 @@ class ForegroundReport:
 
     def _reads(self, group: list[int]) -> bool:
         """Whether a process of the group waits for input, its leader in the first place."""
-        if self._session.state != "running" or self._master.unread:
-            return False
+        return self._session.state == "running" and not self._master.unread and self._waits(group)
+
+    def _waits(self, group: list[int]) -> bool:
         terminal = foreground.Terminal.of(self._master.slave)
         if foreground.waits_for_input(group[0], terminal):
             return True

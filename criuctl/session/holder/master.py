@@ -6,16 +6,17 @@ session's end is known from its process, not from its terminal.  Reading until t
 nothing more is exact: it first delivers what writers have put into the terminal's buffers.
 
 Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it.
-While it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue.
+While it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue, and
+for a moment behind a key that signals (`signal_keys`).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import struct
 import termios
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,11 +27,11 @@ from ..screen.shell_marks import ShellMarks
 from .base64_text import decoded, encoded
 from .event_loop import READ, WRITE, Loop
 from .output_log import OutputLog
+from .signal_keys import SignalKeys
 
 _BATCH = 256 << 10  # bytes read before clients get their share
 _WRITE = 4096
 COMMAND = "command"  # the kind of input that no person typed: a command for the shell
-_ON_ITS_WAY = 0.03  # seconds from the master to the programs' side of the terminal, at most
 _TIOCGPTPEER = 0x5441
 _TIOCGSID = 0x5429  # not in the termios module
 
@@ -60,9 +61,9 @@ class Master:
         self.rows, self.cols, self.xpixel, self.ypixel = 24, 80, 0, 0
         self.queue: deque[Chunk] = deque()
         self.queued = 0  # bytes of input not yet written
-        self.wrote = 0.0  # monotonic time at which the terminal took input last
         self.held = False
         self.reserved = False  # only input of the kind `COMMAND` is written
+        self.signal_keys = SignalKeys(loop, self.write)
         self.on_output: Callable[[], None] = lambda: None
         self.on_begun: Callable[[Chunk, bool], None] = lambda chunk, hidden: None
         self.on_written: Callable[[Chunk], None] = lambda chunk: None
@@ -142,16 +143,22 @@ class Master:
 
     @property
     def unread(self) -> bool:
-        """Whether input is on its way to a program, or was a moment ago.
+        """Whether there is input that no program has read yet."""
+        return bool(self.queue) or self.unread_by_programs
+
+    @property
+    def unread_by_programs(self) -> bool:
+        """Whether the terminal has input that no program has read yet, or signalled for.
 
         The kernel moves what is written to the master on to the programs' side in the background,
-        where it can be seen (FIONREAD) until a program reads it.
+        and has done so for all of it when a poll of that side returns.
         """
-        if self.queue or time.monotonic() - self.wrote < _ON_ITS_WAY:
-            return True
         try:
+            side = select.poll()
+            side.register(self._slave, select.POLLIN)
+            side.poll(0)
             waiting = fcntl.ioctl(self._slave, termios.FIONREAD, b"\0" * 4)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the session has no terminal
             return False
         return waiting != b"\0" * 4
 
@@ -260,13 +267,15 @@ class Master:
                 if chunk.offset < 0:
                     chunk.offset = self.log.end
                     self.on_begun(chunk, not self.echoes)
-                while chunk.at < len(chunk.data):
-                    count = os.write(self.fd, chunk.data[chunk.at : chunk.at + _WRITE])
-                    self.wrote = time.monotonic()
-                    chunk.at += count
-                    self.queued -= count
-                self.queue.popleft()
-                self.on_written(chunk)
+                piece, signals = self.signal_keys.piece(self.fd, self._next())
+                count = os.write(self.fd, piece)
+                chunk.at += count
+                self.queued -= count
+                if signals and count == len(piece):
+                    self.signal_keys.pressed()
+                if chunk.at == len(chunk.data):
+                    self.queue.popleft()
+                    self.on_written(chunk)
         except BlockingIOError:
             pass
         except OSError:
@@ -275,9 +284,13 @@ class Master:
 
     def _writable(self) -> bool:
         """Whether there is input to write now."""
-        if self.held or not self.queue:
+        if self.held or not self.queue or (self.reserved and self.queue[0].kind != COMMAND):
             return False
-        return not self.reserved or self.queue[0].kind == COMMAND
+        return not self.signal_keys.hold(self.fd, self._next())
+
+    def _next(self) -> bytes:
+        chunk = self.queue[0]
+        return chunk.data[chunk.at : chunk.at + _WRITE]
 
     def _watch(self) -> None:
         if self.fd >= 0:

@@ -3,9 +3,9 @@
 An interactive shell that is a session's command is started so that it reads a small program of the
 folder ``shells`` first or last, and otherwise starts as it would have: bash by ``--rcfile`` (which
 reads the user's own), as a login shell by ``ENV`` (the same), or, where it reads none, by
-``PROMPT_COMMAND``; zsh by ``ZDOTDIR``; fish by
-``--init-command``; sh and dash by ``ENV``.  The variables that pass all this on are removed by that
-program before the first prompt, so no program that the shell starts inherits them.
+``PROMPT_COMMAND``; zsh by ``ZDOTDIR``; fish by ``--init-command``; sh by ``ENV``, if it is dash or
+bash.  The variables that pass all this on are removed by that program before the first prompt, so
+no program that the shell starts inherits them.
 
 The hooks print marks, which terminals ignore or use to find prompts (OSC 133):
 

@@ -1,13 +1,20 @@
-// One session: its terminal, processes, connections and checkpoints, each under a tab of its own.
+// One session: its terminal, processes, connections, steps and checkpoints, each under a tab of its own.
 
 import { get, live, named } from "./api.js";
 import { bars } from "./charts.js";
 import { h, put, table, trouble } from "./dom.js";
 import { age, command, duration, lasting, size, when } from "./format.js";
 import { actionButton, connections, labels, pill, tree } from "./parts.js";
+import { steps } from "./steps.js";
 import { terminal } from "./terminal.js";
 
-const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints" };
+const TABS = {
+  terminal: "Terminal",
+  processes: "Processes",
+  connections: "Connections",
+  steps: "Steps",
+  checkpoints: "Checkpoints",
+};
 const LIVES = new Set(["running", "paused"]);
 
 export function sessionView(page, name, tab, about) {
@@ -72,6 +79,7 @@ export function sessionView(page, name, tab, about) {
       terminal: () => terminal(content, name, about),
       processes: () => processes(content, name),
       connections: () => connectionsTab(content, name),
+      steps: () => stepsTab(content, name),
       checkpoints: () => checkpointsTab(content, name),
     }[tab] ??
     (() => {
@@ -148,6 +156,15 @@ function connectionsTab(content, name) {
     },
     { name },
   ); // not by itself: a peer may have to be asked what it speaks
+}
+
+function stepsTab(content, name) {
+  return asked(
+    content,
+    () => get(`sessions/${named(name)}/steps`),
+    (found) => put(content, steps(found)),
+    { name, period: 3000 },
+  );
 }
 
 function checkpointsTab(content, name) {

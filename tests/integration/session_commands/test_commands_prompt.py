@@ -101,6 +101,43 @@ def test_nested_and_half_typed(operators: Operators) -> None:
         prompt(operators, "--since", at)
 
 
+def test_an_sh_that_edits_lines_is_left_alone(operators: Operators, tmp_path: Path) -> None:
+    """It would count marks in its prompt as text; without them it is at no prompt."""
+    (tmp_path / "sh").symlink_to("/usr/bin/zsh")  # as busybox and mksh are elsewhere
+    operators("run", "-d", "--name", "work", "--", tmp_path / "sh")
+    operators("wait", "work", "--match", r"^\$ $", "--timeout", TIMEOUT)
+    operators("wait", "work", "--reading", "--timeout", TIMEOUT)
+    typed = "echo " + "0123456789" * 7 + " a"  # as wide as the terminal, almost
+    operators("send", "work", "--text", typed)
+    operators("wait", "work", "--idle", "0.3")
+    assert operators.text("capture", "work").splitlines() == [f"$ {typed}"]
+    operators("send", "work", "--keys", "C-u", "--text", ASKS["sh"], "--enter")
+    operators("wait", "work", "--match", r"everything\?$", "--timeout", TIMEOUT)
+    found = operators("wait", "work", "--reading", "--timeout", TIMEOUT)["foreground"]
+    assert (found["at_prompt"], found["shell"]) == (False, None)
+    refused = operators("exec", "work", "--", "echo yes", check=False)
+    assert refused["exit_code"] == 9 and "no shell is at its prompt" in refused["error"]["message"]
+    assert "got" not in operators.text("capture", "work").splitlines()[-1]
+    assert "CRIUCTL_SHELL" not in operators("exec", "work", "--new", "--", "env")["stdout"]
+
+
+@pytest.mark.parametrize("kind", ["bash", "zsh", "fish", "dash"])
+def test_what_is_typed_with_an_interrupt_comes_behind_it(operators: Operators, kind: str) -> None:
+    """A line editor that gets both at once would add it to the line that is interrupted, or lose
+    it, or the next command.
+    """
+    operators.shell("work", command=SHELLS[kind])
+    for number in range(2):
+        operators("send", "work", "--text", "rm -r half a li")
+        typed = ("--keys", "C-c", "--text", f"echo line {number}", "--enter")
+        operators("send", "work", *typed)
+        operators("wait", "work", "--match", f"^line {number}$", "--timeout", TIMEOUT)
+        prompt(operators)
+        operators("send", "work", "--keys", "C-c Up")
+        operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
+        assert operators("exec", "work", "--", "echo by exec")["output"] == "by exec\n"
+
+
 def test_a_copy_of_the_output_is_no_prompt(operators: Operators, tmp_path: Path) -> None:
     operators.shell("work")
     operators("send", "work", "--text", "true", "--enter")

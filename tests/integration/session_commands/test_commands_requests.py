@@ -148,7 +148,7 @@ class Called:
 
 @pytest.fixture
 def called(operators: Operators) -> Called:
-    operators.extra["CRIUCTL_HOOK_TIMEOUT"] = "5"
+    operators.extra["CRIUCTL_HOOK_TIMEOUT"] = str(TIMEOUT)
     return Called(operators)
 
 
@@ -159,7 +159,7 @@ def test_functions_are_called_around_checkpoints(operators: Operators, called: C
     called.hears("before", "before")
     operators("restore", "work", "--detach")
     called.hears("before", "before", "restored")
-    operators("snapshot", "work")
+    assert operators("snapshot", "work")[0]["warnings"] == []
     called.hears("before", "before", "restored", "before")
     operators("kill", "work")
     operators("restore", "work@1", "--detach", "--as", "copy")
@@ -178,7 +178,7 @@ def test_a_veto_and_functions_that_fail_lose_nothing(operators: Operators, calle
     called.now("fine")
     hangs = operators.home.path / "how.hang"
     hangs.touch()
-    hung = operators("dump", "work")
+    hung = operators("dump", "work", env={"CRIUCTL_HOOK_TIMEOUT": "5"})
     assert any("has not returned within 5 s" in str(one) for one in hung["warnings"])
     hangs.unlink()
     operators("restore", "work", "--detach")

@@ -1,4 +1,6 @@
-"""Work for a client: its role, the operator that comes back, the call that is cancelled."""
+"""Work on behalf of others: a client's role, the operator that comes back, the call that is
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -43,33 +45,33 @@ def test_a_role_is_never_exceeded() -> None:
     holder = Holder()
     with Call(Client("agent", "write")) as call:
         for role in ("observe", "write", "admin"):
-            call.connect("work", role, holder.open)
+            call.connect("work", role, None, holder.open)
     assert [role for role, _resume in holder.asked] == ["observe", "write", "write"]
 
 
 def test_the_same_operator_comes_back_and_two_calls_are_two() -> None:
     holder, client = Holder(), Client("agent", "admin")
     with Call(client) as call:
-        first = call.connect("work", "write", holder.open)
+        first = call.connect("work", "write", None, holder.open)
         assert first.comes_back
         first.close()
-        assert call.connect("work", "write", holder.open).operator == first.operator
+        assert call.connect("work", "write", None, holder.open).operator == first.operator
     with Call(client) as one, Call(client) as two:
-        assert one.connect("work", "write", holder.open).operator == first.operator
-        assert two.connect("work", "write", holder.open).operator != first.operator
-        assert two.connect("other", "write", holder.open).operator != first.operator
+        assert one.connect("work", "write", None, holder.open).operator == first.operator
+        assert two.connect("work", "write", None, holder.open).operator != first.operator
+        assert two.connect("other", "write", None, holder.open).operator != first.operator
     holder.forgotten.add(first.operator)
     with Call(client) as call:
-        operators = {call.connect("work", "write", holder.open).operator for _ in range(2)}
+        operators = {call.connect("work", "write", None, holder.open).operator for _ in range(2)}
     assert first.operator not in operators
 
 
 def test_a_cancelled_call_breaks_its_connections() -> None:
     holder, call = Holder(), Call(Client("agent", "write"))
     with call:
-        before: Any = call.connect("work", "write", holder.open)
+        before: Any = call.connect("work", "write", None, holder.open)
         call.cancel()
-        after: Any = call.connect("work", "write", holder.open)
+        after: Any = call.connect("work", "write", None, holder.open)
         assert before.broken and after.broken
     assert before.closed and after.closed
 
@@ -86,4 +88,4 @@ def test_a_session_without_a_holder_stays_an_error() -> None:
         raise SessionGone("no holder")
 
     with Call(Client("agent", "write")) as call, pytest.raises(SessionGone):
-        call.connect("work", "write", refuse)
+        call.connect("work", "write", None, refuse)

@@ -30,6 +30,7 @@ from criuctl.web.views import Desk
 ASKED = ["about", "sessions/web/tree", "sessions/web/connections", "sessions/web/checkpoints"]
 ASKED += [
     "sessions/web/timings",
+    "sessions/web/steps",
     "newest",
     "checkpoints/" + "0" * 32,
     "live",

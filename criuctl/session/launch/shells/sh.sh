@@ -1,5 +1,8 @@
 # shellcheck shell=sh
 # Hooks of a session for an interactive sh or dash: see ../shell_hooks.py.  Read by ENV.
+#
+# sh may be any shell.  bash has hooks of its own; others than dash get none: they edit lines
+# themselves, and would count the marks in their prompts as text that is shown.
 
 if [ -n "${CRIUCTL_SHELL_ENV-}" ]; then
     ENV=$CRIUCTL_SHELL_ENV
@@ -16,12 +19,17 @@ else
     unset ENV
 fi
 
-if [ -n "${BASH_VERSION-}" ]; then
+__criuctl_program=$(readlink "/proc/$$/exe" 2>/dev/null)
+if [ "${__criuctl_program##*/}" != dash ]; then
     if [ -n "${CRIUCTL_SHELL_PS1+set}" ]; then export PS1="$CRIUCTL_SHELL_PS1"; fi
     if [ -n "${CRIUCTL_SHELL_PS2+set}" ]; then export PS2="$CRIUCTL_SHELL_PS2"; fi
     unset CRIUCTL_SHELL_PS1 CRIUCTL_SHELL_PS2
-    # shellcheck source=/dev/null
-    . "$CRIUCTL_SHELL_DIR/bash.sh"
+    if [ -n "${BASH_VERSION-}" ]; then
+        # shellcheck source=/dev/null
+        . "$CRIUCTL_SHELL_DIR/bash.sh"
+    else
+        unset CRIUCTL_SHELL CRIUCTL_SHELL_DIR
+    fi
 elif [ -n "${CRIUCTL_SHELL-}" ]; then
     # The prompts carry the marks: there is no other hook.  dash goes on exporting variables that it
     # was given, even after "unset": so the user's prompts come by other names.
@@ -36,3 +44,4 @@ elif [ -n "${CRIUCTL_SHELL-}" ]; then
     unset __criuctl_esc __criuctl_bel __criuctl_mark __criuctl_prompt1 __criuctl_prompt2
     unset CRIUCTL_SHELL CRIUCTL_SHELL_DIR CRIUCTL_SHELL_PS1 CRIUCTL_SHELL_PS2
 fi
+unset __criuctl_program

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -371,6 +371,26 @@ def test_a_process_is_called_and_answers(holder: Holder, program: Program) -> No
     assert holder.callbacks.in_tree() == [[program.process.pid, events]]
 
 
+def test_one_that_does_not_ask_is_signalled_again(holder: Holder, program: Program) -> None:
+    """It may have been about to wait when the signal came, and wait still."""
+    ask(holder, "callbacks", program.peer, events=[callbacks.BEFORE])
+    holder.callbacks.call(Dump().connection, callbacks.BEFORE, 60, lambda body: None)
+    assert program.says() == "called"
+    signals = 0
+
+    def signal_again(call: callbacks._Call, to: Iterable[ProcessIdentity]) -> None:
+        nonlocal signals
+        signals += 1
+        send(call, to)
+        if signals == 2:
+            ask(holder, "callback-next", program.peer)
+            holder.loop.after(3 * callbacks._AGAIN, lambda: setattr(holder.loop, "running", False))
+
+    send, holder.callbacks._send = holder.callbacks._send, signal_again  # type: ignore[method-assign]
+    holder.loop.run()
+    assert signals == 2 and program.says() == "called"
+
+
 def test_one_that_does_not_answer_is_late(holder: Holder, program: Program) -> None:
     ask(holder, "callbacks", program.peer, events=[callbacks.BEFORE])
     dump = Dump()
@@ -416,6 +436,13 @@ def test_a_restored_process_is_called_when_the_restorer_has_left(
     given = [[7, list(callbacks.EVENTS)], [8, []], "nonsense"]
     holder.callbacks.returned(given, {7: identity}, restorer.connection, fork=True)
     assert ask(holder, "callback-next", program.peer) == {}
+    root, holder.tree.root = holder.tree.root, identity  # that restore was taken back
+    holder.callbacks.lost(restorer.connection, "bye")
+    holder.loop.after(0.0, lambda: setattr(holder.loop, "running", False))
+    holder.loop.run()
+    assert ask(holder, "callback-next", program.peer) == {}
+    holder.tree.root = root
+    holder.callbacks.returned(given, {7: identity}, restorer.connection, fork=True)
     holder.callbacks.lost(restorer.connection, "bye")
     holder.loop.after(0.0, lambda: setattr(holder.loop, "running", False))
     holder.loop.run()

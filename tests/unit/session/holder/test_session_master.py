@@ -8,16 +8,19 @@ import os
 import select
 import subprocess
 import sys
+import termios
 import threading
+import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from criuctl.session.holder.event_loop import Loop
-from criuctl.session.holder.master import Master
+from criuctl.session.holder.master import Chunk, Master
 from criuctl.session.holder.output_log import OutputLog
+from criuctl.session.holder.signal_keys import LONGEST
 from criuctl.session.screen.modes import Modes
 
 PAGE = 4096
@@ -78,6 +81,73 @@ def _print(master: Master, slave: int, text: bytes) -> None:
 def _write(fd: int, text: bytes) -> None:
     while text:
         text = text[os.write(fd, text) :]
+
+
+def _signals(slave: int, quit_key: bytes = b"\x1c") -> None:
+    """Let the terminal signal for keys, and remove nothing from the input for it."""
+    modes = termios.tcgetattr(slave)
+    modes[3] |= termios.ISIG | termios.NOFLSH
+    modes[6][termios.VQUIT] = quit_key
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+
+
+def _run_until(loop: Loop, condition: Callable[[], bool]) -> None:
+    """Run the loop until `condition` holds."""
+
+    def look() -> None:
+        loop.running = not condition()
+        loop.after(0.005, look)
+
+    loop.after(0, look)
+    loop.run()
+
+
+def test_input_behind_a_key_that_signals_waits_for_the_program(
+    terminal: tuple[Master, int],
+) -> None:
+    master, slave = terminal
+    loop, asked = master._loop, []
+    _signals(slave, quit_key=b"q")
+    ready = False
+    master.signal_keys.ready = lambda: bool(asked.append(None) or ready)
+    master.put(Chunk(b"a\x03b\x03", {}, "human"))
+    master.put(Chunk(b"qc", {}, "agent"))
+    assert os.read(slave, 100) == b"a" and master.unread
+    _run_until(loop, lambda: len(asked) > 2)
+    assert not master.unread_by_programs and master.queued == 4
+    ready = True
+    # the second key makes what is behind it wait again, until another look
+    _run_until(loop, lambda: not master.queue)
+    assert _read_until(slave, b"bc") and master.queued == 0
+    # a key does not wait for the one before it
+    ready = False
+    for _ in range(3):
+        master.put(Chunk(b"\x03", {}, "human"))
+    master.put(Chunk(b"", {}, "human"))
+    assert [chunk.data for chunk in master.queue] == [b""]
+
+
+def test_input_behind_a_key_that_signals_does_not_wait_for_ever(
+    terminal: tuple[Master, int],
+) -> None:
+    master, slave = terminal
+    _signals(slave)
+    master.signal_keys.ready = lambda: False
+    began = time.monotonic()
+    master.put(Chunk(b"\x1ab", {}, "human"))
+    _run_until(master._loop, lambda: not master.queue)
+    assert time.monotonic() - began >= LONGEST and _read_until(slave, b"b")
+    tty.setraw(slave)  # there it is a key as any other
+    master.put(Chunk(b"\x03c", {}, "human"))
+    assert not master.queue and _read_until(slave, b"\x03c")
+
+
+def _read_until(slave: int, end: bytes) -> bool:
+    """Read the input of a raw terminal until it ends with `end`."""
+    text = b""
+    while not text.endswith(end):
+        text += os.read(slave, 100)
+    return text == end
 
 
 def test_what_a_holder_imports_stays_small() -> None:
