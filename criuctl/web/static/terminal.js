@@ -27,6 +27,9 @@ const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a messa
   OVER = new Set(["exited", "lost"]),
   LIVES = new Set(["running", "paused"]);
 
+/** One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that. */
+const lineHeight = (font) => 1 + 1 / font;
+
 export function terminal(content, name, about) {
   const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
   let font = Number(localStorage.getItem("criuctl-font")) || (coarse ? 12 : 14);
@@ -35,6 +38,7 @@ export function terminal(content, name, about) {
   const screen = new Terminal({
     fontFamily: FAMILY,
     fontSize: font,
+    lineHeight: lineHeight(font),
     theme: palette(),
     cursorBlink: true,
     scrollback: 5000,
@@ -89,10 +93,15 @@ export function terminal(content, name, about) {
 
   // -- size: the session's, made to fit, while others write; the page's own while we do ------------
 
+  function draw(pixels) {
+    screen.options.fontSize = pixels;
+    screen.options.lineHeight = lineHeight(pixels);
+  }
+
   function arrange() {
     if (over || !glass.clientWidth) return;
     if (mine()) {
-      screen.options.fontSize = font;
+      draw(font);
       const wanted = fit.proposeDimensions();
       if (!wanted || !Number.isFinite(wanted.cols)) return;
       if (wanted.cols !== screen.cols || wanted.rows !== screen.rows) screen.resize(wanted.cols, wanted.rows);
@@ -100,11 +109,11 @@ export function terminal(content, name, about) {
         send({ op: "resize", rows: wanted.rows, cols: wanted.cols });
     } else {
       if (screen.cols !== theirs.cols || screen.rows !== theirs.rows) screen.resize(theirs.cols, theirs.rows);
-      screen.options.fontSize = font;
+      draw(font);
       const room = fit.proposeDimensions();
       if (room && Number.isFinite(room.cols)) {
         const least = Math.min(room.cols / theirs.cols, coarse ? 1 : room.rows / theirs.rows, 1);
-        screen.options.fontSize = Math.max(LEAST_FONT, Math.floor(font * least * reach * 10) / 10);
+        draw(Math.max(LEAST_FONT, Math.floor(font * least * reach * 10) / 10));
       }
     }
     size.textContent = `${screen.cols}×${screen.rows}`;
