@@ -94,7 +94,7 @@ function route(about) {
   const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
-  if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1] ?? "terminal", about);
+  if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
   else leave = sessionsView(page, about);
 }

@@ -356,6 +356,8 @@ export function terminal(content, name, about) {
   };
   const watch = new ResizeObserver(() => requestAnimationFrame(arrange));
   watch.observe(glass);
+  const above = new ResizeObserver(measure); // the heading gets its buttons when the list of sessions comes
+  for (const part of content.parentElement.children) if (part !== content) above.observe(part);
   const recolour = () => {
     screen.options.theme = palette();
   };
@@ -375,6 +377,7 @@ export function terminal(content, name, about) {
     over = true;
     clearTimeout(timer);
     watch.disconnect();
+    above.disconnect();
     window.removeEventListener("resize", measure);
     window.visualViewport?.removeEventListener("resize", measure);
     window.removeEventListener("theme", recolour);
