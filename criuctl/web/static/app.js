@@ -89,11 +89,14 @@ function decoded(part) {
 }
 
 function route(about) {
+  const leaving = leave !== null;
   leave?.();
   leave = null;
   const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
+  document.title = [kind === "s" ? rest[0] : kind === "c" ? "checkpoint" : "", "criuctl"].filter(Boolean).join(" · ");
+  if (leaving) page.focus({ preventScroll: true }); // what had the focus is gone; keys go on at the view
   if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
   else leave = sessionsView(page, about);

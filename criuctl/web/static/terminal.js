@@ -22,6 +22,7 @@ const KEYS = [
   ["~", "~"],
 ];
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
+const LEAVE = "Ctrl+Shift+↑";
 const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
   LEAST_FONT = 6,
   OVER = new Set(["exited", "lost"]),
@@ -44,7 +45,7 @@ export function terminal(content, name, about) {
     scrollback: 5000,
     convertEol: false,
     disableStdin: about.read_only,
-    minimumContrastRatio: 3,
+    minimumContrastRatio: 4.5,
     macOptionIsMeta: true,
     allowProposedApi: false,
   });
@@ -63,14 +64,21 @@ export function terminal(content, name, about) {
     h(
       "div",
       { class: "term" },
-      h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), size, smaller, larger),
+      h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), h("small", { class: "way-out" }, `${LEAVE} leaves`), size, smaller, larger),
       banner,
       glass,
       about.read_only ? "" : keys,
     ),
   );
   screen.open(glass);
-  glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}`);
+  glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}; ${LEAVE} leaves the terminal`);
+  // Tab belongs to the session's program, so another key has to lead out of the terminal.
+  screen.attachCustomKeyEventHandler((event) => {
+    if (event.key !== "ArrowUp" || !event.ctrlKey || !event.shiftKey || event.altKey) return true;
+    event.preventDefault();
+    if (event.type === "keydown") smaller.focus();
+    return false;
+  });
 
   // `settled` says why there is no connection any more, "" while there should be one.
   let link = null,
