@@ -20,6 +20,8 @@ from .actions import Actions
 from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
 from .live import Live
+from .overview import COUNT, StoreCount
+from .overview import ROUTES as OVERVIEW
 from .rules import Address, listen
 from .views import DESK, ROUTES, Desk, errors
 
@@ -110,7 +112,8 @@ def application(
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)
-    app.add_routes(ROUTES)
+    app[COUNT] = StoreCount()
+    app.add_routes([*ROUTES, *OVERVIEW])
     app.router.add_get("/api/live", live.listen)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)
     app.router.add_post("/api/actions", actions.handle)

@@ -49,6 +49,7 @@ def _views(served: Served, page: Page) -> list[str]:
         ("#/s/web/connections", ".tab table"),
         ("#/s/web/checkpoints", ".chart.frozen svg"),
         ("#/s/nothing/processes", ".trouble"),
+        ("#/events", "table"),
     ):
         page.goto(f"{served.root}/{view}")
         page.locator(sign).first.wait_for()

@@ -37,9 +37,10 @@ def test_a_tree_without_a_terminal_opens_on_its_checkpoints(
             "Processes",
             "Connections",
             "Checkpoints",
+            "Events",
         ]
         operators("kill", "plain", "--timeout", 0)
-        expect(page.locator(".tabs a")).to_have_text(["Checkpoints"], timeout=PATIENCE)
+        expect(page.locator(".tabs a")).to_have_text(["Checkpoints", "Events"], timeout=PATIENCE)
         page.goto(f"{served.root}/#/s/web")
         shows(page, "$")
         bottom = page.evaluate("document.querySelector('.term').getBoundingClientRect().bottom")

@@ -91,9 +91,9 @@ def serving(operators: Operators, *options: str) -> Iterator[Served]:
 
 
 @pytest.fixture
-def browser(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+def browser(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
     """Debian's Chromium, headless; all of its processes bear the test's token, and its profile lies
-    in the test's folder.
+    in the test's folder.  `tmp_path` is made before TMPDIR changes: pytest keeps the place.
     """
     from playwright.sync_api import sync_playwright
 

@@ -3,19 +3,20 @@
 import { get, live, named } from "./api.js";
 import { bars } from "./charts.js";
 import { h, put, table, trouble } from "./dom.js";
+import { eventsIn } from "./events.js";
 import { age, command, duration, lasting, size, when } from "./format.js";
 import { actionButton, connections, labels, pill, tree } from "./parts.js";
 import { terminal } from "./terminal.js";
 
-const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints" };
+const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints", events: "Events" };
 const LIVES = new Set(["running", "paused"]);
 
 /** The tabs that have something to show: only a holder has a terminal, and only what runs has processes. */
 function useful(body) {
-  if (!body) return ["checkpoints"];
+  if (!body) return ["checkpoints", "events"];
   const found = body.holder ? ["terminal"] : [];
   if (LIVES.has(body.state)) found.push("processes", "connections");
-  return [...found, "checkpoints"];
+  return [...found, "checkpoints", "events"];
 }
 
 /** `asked` is the tab that the address names; without one it is the terminal where there is one. */
@@ -84,7 +85,7 @@ export function sessionView(page, name, asked, about) {
   const open = (chosen) => {
     tab = chosen;
     content.className = `tab ${tab}`;
-    const views = { terminal, processes, connections: connectionsTab, checkpoints: checkpointsTab };
+    const views = { terminal, processes, connections: connectionsTab, checkpoints: checkpointsTab, events: eventsIn };
     if (Object.hasOwn(views, tab)) left = views[tab](content, name, about);
     else content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
   };
