@@ -38,6 +38,7 @@ gc.disable()  # until they are collected
 
 pytest_plugins = [
     "servers.fixtures",
+    "support.browsing",
     "support.homes",
     "support.hosts",
 ]  # radosgw_server and rclone_server are there once for the whole session

@@ -20,6 +20,8 @@ from .actions import Actions
 from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
 from .live import Live
+from .overview import COUNT, StoreCount
+from .overview import ROUTES as OVERVIEW
 from .rules import Address, listen
 from .steps import steps
 from .views import DESK, ROUTES, Desk, errors
@@ -111,7 +113,8 @@ def application(
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)
-    app.add_routes(ROUTES)
+    app[COUNT] = StoreCount()
+    app.add_routes([*ROUTES, *OVERVIEW])
     app.router.add_get("/api/live", live.listen)
     app.router.add_get("/api/sessions/{name}/steps", steps)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)

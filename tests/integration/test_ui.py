@@ -8,81 +8,18 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from support.command import Command, Home
-from support.keeper import Keeper, wait_until
+from playwright.sync_api import Browser, expect
+from support.browsing import PATIENCE, Served, fits, looking, serving, shown, shows
+from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators
 
 pytestmark = pytest.mark.integration
-
-CHROMIUM = "/usr/bin/chromium"
-# Chromium looks for updates and the like at every start, on networks that a test has no business
-# with.
-FLAGS = [
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-]
-FLAGS += ["--disable-sync", "--disable-dev-shm-usage"]
-PATIENCE = TIMEOUT * 1000
-
-
-@pytest.fixture
-def operators(keeper: Keeper, home: Home) -> Iterator[Operators]:
-    """criuctl; every session is ended before the leak guard looks."""
-    operators = Operators(keeper, home)
-    yield operators
-    operators.close()
-
-
-@dataclass
-class Served:
-    """A `criuctl ui` that listens."""
-
-    command: Command
-    url: str
-
-    @property
-    def root(self) -> str:
-        """The address without the token."""
-        return self.url.partition("/#")[0]
-
-    @property
-    def token(self) -> str:
-        """The token alone."""
-        return self.url.partition("#token=")[2]
-
-    def end(self) -> None:
-        """As ^C does."""
-        self.command.process.kill(signal.SIGINT)
-        assert self.command.process.wait(TIMEOUT) == 0, self.command.output()
-
-
-@contextlib.contextmanager
-def serving(operators: Operators, *options: str) -> Iterator[Served]:
-    """A server for as long as the block lasts; it ends cleanly, and has given its token only to
-    us.
-    """
-    command = operators.start("ui", "--listen", "127.0.0.1:0", *options)
-    try:
-        wait_until(lambda: command.out.read_bytes().endswith(b"\n"), TIMEOUT, "criuctl ui listens")
-        served = Served(command, json.loads(command.out.read_text())["url"])
-        yield served
-        served.end()
-        assert command.err.read_text() == ""
-    finally:
-        command.process.kill()
-
 
 # -- over its API
 # -------------------------------------------------------------------------------------
@@ -306,61 +243,6 @@ def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) ->
 
 # -- in a browser
 # -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def browser(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """Debian's Chromium, headless; all of its processes bear the test's token, and its profile lies
-    in the test's folder.
-    """
-    monkeypatch.setenv("CZOO_TOKEN", home.token)
-    monkeypatch.setenv("TMPDIR", str(home.path))
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False, timeout=PATIENCE
-        )
-        yield browser
-        browser.close()
-    assert not list(home.path.glob("playwright*"))
-
-
-@contextlib.contextmanager
-def looking(
-    browser: Browser, pictures: Path, *, tolerated: str = "nothing", **how: Any
-) -> Iterator[Page]:
-    """A page that must complain of nothing else than `tolerated`; a picture of how it ended is left
-    for who wants to see it.
-    """
-    context: BrowserContext = browser.new_context(**how)
-    context.set_default_timeout(PATIENCE)
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on(
-        "console",
-        lambda message: (
-            complaints.append(message.text) if message.type in ("error", "warning") else None
-        ),
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    page.screenshot(path=pictures / f"{how['viewport']['width']}-{how['color_scheme']}.png")
-    assert [complaint for complaint in complaints if tolerated not in complaint] == []
-    context.close()
-
-
-def shown(page: Page) -> str:
-    """What the terminal shows, as text."""
-    return page.locator(".xterm-rows").inner_text().replace("\xa0", " ")
-
-
-def shows(page: Page, text: str | re.Pattern[str]) -> None:
-    """Wait until the terminal shows it."""
-    expect(page.locator(".xterm-rows")).to_contain_text(text, timeout=PATIENCE)
-
-
-def fits(page: Page) -> None:
-    """The page is not wider than the screen, however narrow that is."""
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), page.url
 
 
 def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_path: Path) -> None:

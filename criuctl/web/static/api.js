@@ -61,9 +61,14 @@ export function socket(path) {
   return made;
 }
 
-/** The list of sessions as it changes: `live.sessions`, `live.connected`, "change" events; "locked" when there is another token now. */
+/**
+ * The sessions as they change: `sessions`, `connected`, `usage` by name ([processors, bytes, processes]); events "change", "usage",
+ * and "locked" when there is another token now.
+ */
 class Live extends EventTarget {
   sessions = null;
+  usage = new Map();
+  #byName = new Map();
   connected = false;
   error = null;
   #delay = 500;
@@ -83,9 +88,9 @@ class Live extends EventTarget {
     });
     link.addEventListener("message", (message) => {
       const said = JSON.parse(message.data);
-      this.error = said.error ?? null;
-      if (said.sessions) this.sessions = said.sessions;
-      this.#tell();
+      this.#take(said);
+      if (said.usage) this.dispatchEvent(new Event("usage"));
+      if (said.sessions || said.changed || said.error) this.#tell();
     });
     link.addEventListener("close", () => {
       if (this.connected) {
@@ -95,6 +100,22 @@ class Live extends EventTarget {
       setTimeout(() => this.#again(), this.#delay);
       this.#delay = Math.min(this.#delay * 2, 5000);
     });
+  }
+
+  /** The whole at first, and then what is different. */
+  #take(said) {
+    this.error = said.error ?? null;
+    if (said.sessions) {
+      this.#byName = new Map(said.sessions.map((body) => [body.session, body]));
+      this.usage.clear();
+    }
+    for (const body of said.changed ?? []) this.#byName.set(body.session, body);
+    for (const name of said.gone ?? []) this.#byName.delete(name);
+    for (const [name, used] of Object.entries(said.usage ?? {})) {
+      if (used) this.usage.set(name, used);
+      else this.usage.delete(name);
+    }
+    if (said.sessions || said.changed) this.sessions = [...this.#byName.values()];
   }
 
   /** A refused WebSocket does not say why; a question does. */
@@ -112,7 +133,7 @@ class Live extends EventTarget {
   }
 
   find(name) {
-    return this.sessions?.find((body) => body.session === name) ?? null;
+    return this.#byName.get(name) ?? null;
   }
 
   #tell() {

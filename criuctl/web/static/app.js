@@ -3,6 +3,7 @@
 import { get, learnToken, live } from "./api.js";
 import { h, put, toast, trouble } from "./dom.js";
 import { checkpointView } from "./checkpoint.js";
+import { eventsView } from "./events.js";
 import { sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
@@ -40,6 +41,7 @@ function drawBar(about) {
     ),
     h("span", { class: "host" }, dot, about.host),
     about.read_only && h("span", { class: "badge" }, "read-only"),
+    h("a", { class: "events", href: "#/events" }, "Events"),
     h("span", { class: "store", title: "the store of checkpoints" }, about.store),
     h(
       "button",
@@ -89,13 +91,17 @@ function decoded(part) {
 }
 
 function route(about) {
+  const leaving = leave !== null;
   leave?.();
   leave = null;
   const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
-  if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1] ?? "terminal", about);
+  document.title = [kind === "s" ? rest[0] : kind === "c" ? "checkpoint" : kind, "criuctl"].filter(Boolean).join(" · ");
+  if (leaving) page.focus({ preventScroll: true }); // what had the focus is gone; keys go on at the view
+  if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
+  else if (kind === "events") leave = eventsView(page);
   else leave = sessionsView(page, about);
 }
 

@@ -1,6 +1,9 @@
 // Small bar charts in SVG, one bar a checkpoint, oldest on the left: enough to see growth, a jump, or a slow dump.
+//
+// A chart is one picture with one name.  Its bars take the mouse to a checkpoint; the table below it has the same links for keys.
 
 import { h, svg } from "./dom.js";
+import { plural } from "./format.js";
 
 const WIDTH = 360,
   HEIGHT = 120,
@@ -15,6 +18,12 @@ function ceiling(value, unit) {
   const whole = unit ? unit ** Math.floor(Math.log(value) / Math.log(unit)) : 1;
   const power = 10 ** Math.floor(Math.log10(value / whole));
   return [1, 1.5, 2, 3, 4, 5, 7.5, 10].map((step) => step * power * whole).find((step) => step >= value);
+}
+
+function summary(title, known, show) {
+  const values = known.map((point) => point.value);
+  const range = `from ${show(Math.min(...values))} to ${show(Math.max(...values))}`;
+  return `${title}: ${plural(known.length, "checkpoint")}, ${range}, the newest ${show(values.at(-1))}`;
 }
 
 /** `points` are {value, label, href}; `show` makes a value readable. */
@@ -36,7 +45,7 @@ export function bars({ title, points, show, kind, unit }) {
   const drawing = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
     role: "img",
-    "aria-label": `${title}, ${known.length} checkpoints`,
+    "aria-label": summary(title, known, show),
   });
   for (const part of [1, 0.5]) {
     drawing.append(svg("line", { class: "grid", x1: 0, x2: WIDTH - RIGHT + 6, y1: y(most * part), y2: y(most * part) }));
@@ -48,7 +57,7 @@ export function bars({ title, points, show, kind, unit }) {
     const x = LEFT + i * step;
     const bar = svg(
       "g",
-      { class: "bar" },
+      { class: "bar", onclick: () => (location.hash = point.href) },
       svg("rect", { class: "hit", x, y: TOP, width: step, height: HEIGHT - TOP - BOTTOM }),
       svg("rect", {
         class: "value",
@@ -60,7 +69,7 @@ export function bars({ title, points, show, kind, unit }) {
       }),
       svg("title", {}, `${point.label}: ${point.value === null || point.value === undefined ? "not known" : show(point.value)}`),
     );
-    drawing.append(svg("a", { href: point.href }, bar));
+    drawing.append(bar);
   });
   figure.append(drawing);
   return figure;

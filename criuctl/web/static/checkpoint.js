@@ -16,7 +16,7 @@ export function checkpointView(page, id, about) {
     } catch (error) {
       if (!over)
         page.replaceChildren(
-          h("div", { class: "heading" }, h("h1", {}, h("a", { href: "#/", class: "back" }, "‹"), "Checkpoint")),
+          h("div", { class: "heading" }, h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), "Checkpoint")),
           trouble(error, ask),
         );
     }

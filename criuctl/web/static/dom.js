@@ -28,7 +28,7 @@ export function svg(tag, properties, ...children) {
   return fill(document.createElementNS(SVG, tag), properties, children);
 }
 
-/** A table of `columns` ({name, right?, mono?, minor?}) and rows of cells; rows that lead somewhere have `href`. */
+/** A table in a frame that keys scroll, of `columns` ({name, right?, mono?, minor?}) and rows of cells; rows that lead somewhere have `href`. */
 export function table(columns, rows, empty) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const kind = (column) =>
@@ -45,7 +45,7 @@ export function table(columns, rows, empty) {
       row.map((cell, i) => h("td", { class: kind(columns[i]), "data-name": columns[i].name }, cell)),
     ),
   );
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  return h("div", { class: "scroll", role: "group", tabindex: 0, "aria-label": columns[0].name }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 /** A message that goes away by itself. */

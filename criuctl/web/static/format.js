@@ -12,6 +12,12 @@ export function size(bytes) {
   return unit === 0 || Math.abs(value) >= 100 ? `${Math.round(value)} ${UNITS[unit]}` : `${value.toFixed(1)} ${UNITS[unit]}`;
 }
 
+/** Processors in use, as per cent of one of them. */
+export function percent(processors) {
+  const value = processors * 100;
+  return value > 0 && value < 0.5 ? "< 1 %" : `${Math.round(value)} %`;
+}
+
 export function duration(milliseconds) {
   if (milliseconds === null || milliseconds === undefined) return "–";
   if (milliseconds < 1000) return `${Math.round(milliseconds)} ms`;

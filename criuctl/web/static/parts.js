@@ -41,7 +41,7 @@ export function tree(processes, { states = true } = {}) {
       h(
         "li",
         { class: states && `state-${process.state}` },
-        h("span", { class: "lead" }, lead),
+        h("span", { class: "lead", "aria-hidden": "true" }, lead),
         h("span", { class: "pid" }, process.pid),
         h("span", { class: "words", title: words }, words),
         threads > 1 && h("span", { class: "note" }, `${threads} threads`),
@@ -60,7 +60,7 @@ export function tree(processes, { states = true } = {}) {
   };
   roots.forEach((root) => draw(root, "", ""));
   processes.forEach((process) => draw(process, "", ""));
-  return h("ol", { class: "tree" }, rows);
+  return h("div", { class: "tree", role: "group", tabindex: 0, "aria-label": "Processes" }, h("ol", {}, rows));
 }
 
 export function connections(records) {

@@ -3,6 +3,7 @@
 import { get, live, named } from "./api.js";
 import { bars } from "./charts.js";
 import { h, put, table, trouble } from "./dom.js";
+import { eventsIn } from "./events.js";
 import { age, command, duration, lasting, size, when } from "./format.js";
 import { actionButton, connections, labels, pill, tree } from "./parts.js";
 import { steps } from "./steps.js";
@@ -14,20 +15,28 @@ const TABS = {
   connections: "Connections",
   steps: "Steps",
   checkpoints: "Checkpoints",
+  events: "Events",
 };
 const LIVES = new Set(["running", "paused"]);
 
-export function sessionView(page, name, tab, about) {
+/** The tabs that have something to show: only a holder has a terminal, and only what runs has processes. */
+function useful(body) {
+  if (!body) return ["checkpoints", "events"];
+  const found = body.holder ? ["terminal"] : [];
+  if (LIVES.has(body.state)) found.push("processes", "connections");
+  if (body.holder) found.push("steps");
+  return [...found, "checkpoints", "events"];
+}
+
+/** `asked` is the tab that the address names; without one it is the terminal where there is one. */
+export function sessionView(page, name, asked, about) {
+  let tab = null,
+    offered = "",
+    left = null;
   const facts = h("div", { class: "facts" });
   const actions = h("div", { class: "actions" });
-  const content = h("div", { class: `tab ${tab}` });
-  const tabs = h(
-    "nav",
-    { class: "tabs" },
-    Object.entries(TABS).map(([key, text]) =>
-      h("a", { href: `#/s/${named(name)}/${key}`, "aria-current": key === tab ? "page" : null }, text),
-    ),
-  );
+  const content = h("div", { class: "tab" }, h("p", { class: "empty" }, "asking…"));
+  const tabs = h("nav", { class: "tabs", "aria-label": `views of ${name}` });
   page.replaceChildren(
     h(
       "div",
@@ -72,23 +81,33 @@ export function sessionView(page, name, tab, about) {
     }
     return found;
   };
-  live.addEventListener("change", drawHead);
-  drawHead();
-  const leave =
-    {
-      terminal: () => terminal(content, name, about),
-      processes: () => processes(content, name),
-      connections: () => connectionsTab(content, name),
-      steps: () => stepsTab(content, name),
-      checkpoints: () => checkpointsTab(content, name),
-    }[tab] ??
-    (() => {
-      content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
-      return null;
-    });
-  const left = leave();
+  const drawTabs = () => {
+    const found = live.sessions ? useful(live.find(name)) : Object.keys(TABS);
+    const shown = Object.keys(TABS).filter((key) => key === tab || found.includes(key));
+    if (shown.join() === offered) return;
+    offered = shown.join();
+    put(
+      tabs,
+      shown.map((key) => h("a", { href: `#/s/${named(name)}/${key}`, "aria-current": key === tab ? "page" : null }, TABS[key])),
+    );
+  };
+  const open = (chosen) => {
+    tab = chosen;
+    content.className = `tab ${tab}`;
+    const views = { terminal, processes, connections: connectionsTab, steps: stepsTab, checkpoints: checkpointsTab, events: eventsIn };
+    if (Object.hasOwn(views, tab)) left = views[tab](content, name, about);
+    else content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
+  };
+  const changed = () => {
+    drawHead();
+    if (tab === null && (live.sessions || live.error)) open(live.find(name)?.holder ? "terminal" : "checkpoints");
+    drawTabs();
+  };
+  live.addEventListener("change", changed);
+  if (asked) open(asked);
+  changed();
   return () => {
-    live.removeEventListener("change", drawHead);
+    live.removeEventListener("change", changed);
     left?.();
   };
 }

@@ -1,23 +1,59 @@
-// All sessions: their state as it changes, and when each was stored last.
+// All sessions: their state as it changes, what they use, and when each was stored last.
+//
+// A row is made once and then only told what is different, cell by cell: hundreds of them stay quick, and keep the focus and the mouse.
 
 import { get, live, named } from "./api.js";
-import { h, trouble } from "./dom.js";
-import { age, command, plural, size, when } from "./format.js";
+import { h, put, trouble } from "./dom.js";
+import { age, command, percent, plural, size, when } from "./format.js";
 import { labels, pill } from "./parts.js";
 
-const ORDER = ["running", "paused", "checkpointed", "lost", "exited"];
-const ALSO_LIVE = new Set(["running", "paused"]);
+const ORDER = ["running", "paused", "checkpointed", "lost", "exited", "stored"];
+const COLUMNS = [
+  { key: "session", name: "Session", value: (one) => one.session },
+  { key: "state", name: "State", value: (one) => ORDER.indexOf(one.state) },
+  { key: "since", name: "Since", value: (one) => -(Date.parse(one.since) || 0) },
+  { key: "cpu", name: "CPU", right: true, value: (one) => -(one.usage?.[0] ?? -1) },
+  { key: "memory", name: "Memory", right: true, value: (one) => -(one.usage?.[1] ?? -1) },
+  { key: "stored", name: "Last checkpoint", value: (one) => -(Date.parse(one.newest?.created) || 0) },
+];
+
+// What was chosen last; it stays while the page is open.
+const wish = { text: "", state: "", sort: "state", backwards: false };
 
 export function sessionsView(page, about) {
-  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter", oninput: () => draw() });
-  const counts = h("div", { class: "counts" });
-  const list = h("div", { class: "sessions" });
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Filter by name, command, state or label",
+    value: wish.text,
+    oninput: () => {
+      wish.text = filter.value;
+      draw();
+    },
+  });
+  const order = h(
+    "select",
+    { class: "order", "aria-label": "Sort by", onchange: () => sort(order.value) },
+    COLUMNS.map((column) => h("option", { value: column.key, selected: column.key === wish.sort }, column.name)),
+  );
+  const states = ORDER.map((state) => stateButton(state));
+  const heads = COLUMNS.map((column) => headOf(column, sort));
+  const head = h("div", { class: "row head", role: "row" }, heads, h("span", { role: "columnheader" }, h("span", { class: "unseen" }, "Labels")));
+  const list = h("div", { class: "sessions", role: "table", "aria-label": "Sessions" }, head);
+  const nothing = h("p", { class: "empty" }, "asking…");
   const notice = h("div", {});
-  const below = h("div", {});
+  const held = h("small", { class: "held" });
+  const rows = new Map();
   let newest = null,
     failure = null,
     known = "";
-  page.replaceChildren(h("div", { class: "heading" }, h("h1", {}, "Sessions"), counts, filter), notice, list, below);
+  page.replaceChildren(
+    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter),
+    h("p", { class: "line" }, held),
+    notice,
+    list,
+    nothing,
+  );
 
   async function ask() {
     try {
@@ -27,108 +63,87 @@ export function sessionsView(page, about) {
       failure = error;
     }
     draw();
-  }
-
-  function matches(name, body) {
-    const wanted = filter.value.trim().toLowerCase();
-    return (
-      !wanted ||
-      `${name} ${body.state ?? ""} ${command(body.command)} ${Object.entries(body.labels ?? {}).join(" ")}`
-        .toLowerCase()
-        .includes(wanted)
+    get("store").then(
+      (found) => {
+        const sealed = found.encrypted ? "encrypted" : "not encrypted";
+        held.textContent = `${plural(found.checkpoints, "checkpoint")} of ${plural(found.sessions, "session")} in the store, ${size(found.bytes)}, ${sealed}`;
+      },
+      () => {
+        held.textContent = "";
+      },
     );
   }
 
-  function stored(name) {
-    const found = newest?.[name];
-    if (found) {
-      return h(
-        "span",
-        { title: when(found.created) },
-        age(found.created),
-        h("small", {}, ` ${plural(found.count, "checkpoint")}, ${size(found.bytes.memory)}`),
-      );
-    }
-    return h("span", { class: "quiet" }, failure ? "not known" : newest ? "never" : "…");
+  function sort(key) {
+    wish.backwards = key === wish.sort && !wish.backwards;
+    wish.sort = order.value = key;
+    draw();
   }
 
-  function row(body) {
-    return h(
-      "a",
-      { class: "row", href: `#/s/${named(body.session)}`, "data-session": body.session },
-      h("span", { class: "name" }, h("b", {}, body.session), h("code", {}, command(body.command) || "–")),
-      h("span", { class: "state" }, pill(body)),
-      h("span", { class: "since", title: when(body.since) }, age(body.since)),
-      h("span", { class: "stored", "data-name": "stored" }, stored(body.session)),
-      h("span", { class: "more" }, body.home !== about.host && h("span", { class: "label" }, body.home), labels(body.labels)),
-    );
+  function stateButton(state) {
+    const count = h("b", {});
+    const button = h("button", { class: `count ${state}`, hidden: true, "aria-pressed": "false" }, count, ` ${state}`);
+    button.addEventListener("click", () => {
+      wish.state = wish.state === state ? "" : state;
+      draw();
+    });
+    button.show = (found) => {
+      count.textContent = found;
+      button.hidden = !found && wish.state !== state;
+      button.setAttribute("aria-pressed", String(wish.state === state));
+    };
+    return button;
   }
 
-  function draw() {
-    const all = live.sessions;
+  /** Sessions of this host, and those that only the store knows. */
+  function all() {
+    const here = live.sessions.map((body) => ({ ...body, body, usage: live.usage.get(body.session), newest: newest?.[body.session] }));
+    const names = new Set(here.map((one) => one.session));
+    const others = Object.entries(newest ?? {})
+      .filter(([name]) => !names.has(name))
+      .map(([name, body]) => ({ session: name, state: "stored", home: body.host, labels: body.labels, newest: body }));
+    return [...here, ...others];
+  }
+
+  function draw(ticked = false) {
     notice.replaceChildren(failure ? trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, ask) : "");
-    if (!all) {
-      list.replaceChildren(live.error ? trouble(live.error) : h("p", { class: "empty" }, "asking…"));
+    if (!live.sessions) {
+      put(nothing, live.error ? trouble(live.error) : "asking…");
       return;
     }
-    counts.replaceChildren(
-      ...ORDER.map((state) => [state, all.filter((body) => body.state === state).length])
-        .filter(([, count]) => count)
-        .map(([state, count]) => h("span", { class: `count ${state}` }, h("b", {}, count), ` ${state}`)),
-    );
-    const shown = all
-      .filter((body) => matches(body.session, body))
-      .sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.session.localeCompare(b.session));
-    const heads = h(
-      "div",
-      { class: "row head" },
-      ["Session", "State", "Since", "Last checkpoint", ""].map((text) => h("span", {}, text)),
-    );
-    const drawn = h(
-      "div",
-      { class: "sessions" },
-      shown.length
-        ? [heads, shown.map(row)]
-        : h(
-            "p",
-            { class: "empty" },
-            all.length
-              ? "no session fits"
-              : ["no sessions on this host; ", h("code", {}, "criuctl run --name work -- bash"), " starts one"],
-          ),
-    );
-    // What is the same stays: a row that is replaced while it is being clicked is not clicked.
-    if (!drawn.isEqualNode(list)) list.replaceChildren(...drawn.childNodes);
-    const here = new Set(all.map((body) => body.session));
-    const others = Object.entries(newest ?? {}).filter(([name, body]) => !here.has(name) && matches(name, body));
-    below.replaceChildren(
-      others.length
-        ? h(
-            "section",
-            {},
-            h("h2", {}, "In the store only"),
-            h(
-              "div",
-              { class: "sessions" },
-              others.map(([name, body]) =>
-                h(
-                  "a",
-                  { class: "row", href: `#/s/${named(name)}/checkpoints` },
-                  h("span", { class: "name" }, h("b", {}, name)),
-                  h("span", { class: "state" }, h("span", { class: "pill checkpointed" }, "stored")),
-                  h("span", { class: "since" }, h("small", {}, `by ${body.host}`)),
-                  h("span", { class: "stored", "data-name": "stored" }, stored(name)),
-                  h("span", { class: "more" }, labels(body.labels)),
-                ),
-              ),
-            ),
-          )
-        : "",
-    );
+    const found = all();
+    ORDER.forEach((state, i) => states[i].show(found.filter((one) => one.state === state).length));
+    heads.forEach((one) => one.show());
+    const column = COLUMNS.find((one) => one.key === wish.sort);
+    const shown = found
+      .filter((one) => (!wish.state || one.state === wish.state) && matches(one, wish.text))
+      .map((one) => ({ one, value: column.value(one) }))
+      .sort((a, b) => compared(a.value, b.value) * (wish.backwards ? -1 : 1) || compared(a.one.session, b.one.session))
+      .map(({ one }) => one);
+    place(shown, ticked);
+    list.hidden = !shown.length;
+    nothing.hidden = Boolean(shown.length);
+    if (!shown.length)
+      put(nothing, found.length ? "no session fits" : ["no sessions on this host; ", h("code", {}, "criuctl run --name work -- bash"), " starts one"]);
   }
 
+  /** Have the list show these, moving and changing nothing else than what is different. */
+  function place(shown, ticked) {
+    let before = head;
+    const wanted = new Set(shown.map((one) => one.session));
+    for (const [name, row] of rows) if (!wanted.has(name)) row.element.remove();
+    for (const one of shown) {
+      let row = rows.get(one.session);
+      if (!row) rows.set(one.session, (row = new Row(one.session, about)));
+      row.show(one, { known: Boolean(newest), failed: Boolean(failure) }, ticked);
+      if (before.nextSibling !== row.element) before.after(row.element);
+      before = row.element;
+    }
+  }
+
+  const used = () => draw();
   const changed = () => {
-    const now = JSON.stringify(live.sessions?.map((body) => [body.session, body.checkpoint, ALSO_LIVE.has(body.state)]));
+    const now = JSON.stringify(live.sessions?.map((body) => [body.session, body.checkpoint, ["running", "paused"].includes(body.state)]));
     if (now !== known) {
       known = now;
       ask();
@@ -136,7 +151,8 @@ export function sessionsView(page, about) {
     draw();
   };
   live.addEventListener("change", changed);
-  const clock = setInterval(draw, 15000);
+  live.addEventListener("usage", used);
+  const clock = setInterval(() => draw(true), 15000);
   const asking = setInterval(ask, 60000);
   if (live.sessions) changed();
   else {
@@ -145,7 +161,99 @@ export function sessionsView(page, about) {
   }
   return () => {
     live.removeEventListener("change", changed);
+    live.removeEventListener("usage", used);
     clearInterval(clock);
     clearInterval(asking);
   };
+}
+
+function compared(a, b) {
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+function matches(one, text) {
+  const wanted = text.trim().toLowerCase();
+  if (!wanted) return true;
+  return `${one.session} ${one.state} ${command(one.command)} ${Object.entries(one.labels ?? {}).join(" ")}`
+    .toLowerCase()
+    .includes(wanted);
+}
+
+function headOf(column, sort) {
+  const cell = h(
+    "span",
+    { role: "columnheader", class: column.right && "right" },
+    h("button", { class: "sort", onclick: () => sort(column.key) }, column.name),
+  );
+  cell.show = () => {
+    const mine = wish.sort === column.key;
+    if (mine) cell.setAttribute("aria-sort", wish.backwards ? "descending" : "ascending");
+    else cell.removeAttribute("aria-sort");
+  };
+  return cell;
+}
+
+/** One row; `show` changes the cells whose content is different. */
+class Row {
+  #last = null;
+  #shown = {};
+  #cells = {};
+
+  constructor(name, about) {
+    this.about = about;
+    const cell = (key, attributes = {}) => (this.#cells[key] = h("span", { role: "cell", ...attributes, class: `${key} ${attributes.class ?? ""}` }));
+    this.link = h("a", { href: `#/s/${named(name)}` }, name);
+    this.words = h("code", {});
+    this.element = h(
+      "div",
+      { class: "row", role: "row", "data-session": name },
+      h("span", { class: "name", role: "cell" }, this.link, this.words),
+      cell("state"),
+      cell("since"),
+      cell("cpu", { class: "right", "data-name": "CPU" }),
+      cell("memory", { class: "right", "data-name": "memory" }),
+      cell("stored", { "data-name": "stored" }),
+      cell("more"),
+    );
+  }
+
+  #set(key, sign, ...content) {
+    if (this.#shown[key] === sign) return;
+    this.#shown[key] = sign;
+    put(this.#cells[key], content);
+  }
+
+  /** `ticked`: time has passed, so that ages are different although nothing else is. */
+  show(one, store, ticked) {
+    const now = [one.body, one.usage, one.newest?.id, one.newest?.count, store.known, store.failed];
+    if (!ticked && this.#last?.every((value, i) => value === now[i])) return;
+    this.#last = now;
+    const words = command(one.command) || (one.state === "stored" ? "" : "–");
+    if (this.words.textContent !== words) this.words.textContent = words;
+    this.#set("state", JSON.stringify([one.state, one.exit_code, one.exit_signal, one.moved_to, one.home]), pill(one));
+    const since = one.since ? age(one.since) : `by ${one.home}`;
+    this.#set("since", since, h("span", { title: one.since && when(one.since) }, since));
+    const [cpu, memory] = one.usage ? [percent(one.usage[0]), size(one.usage[1])] : ["", ""];
+    this.#set("cpu", cpu, cpu);
+    this.#set("memory", memory, memory);
+    this.#set("stored", ...stored(one.newest, store));
+    const elsewhere = one.home !== this.about.host && one.state !== "stored" && one.home;
+    this.#set(
+      "more",
+      JSON.stringify([elsewhere, one.labels]),
+      elsewhere && h("span", { class: "label" }, elsewhere),
+      labels(one.labels),
+    );
+  }
+}
+
+/** What tells whether it is still the same, and the content. */
+function stored(found, { known, failed }) {
+  if (!found) {
+    const text = failed ? "not known" : known ? "never" : "…";
+    return [text, h("span", { class: "quiet" }, text)];
+  }
+  const facts = `${plural(found.count, "checkpoint")}, ${size(found.bytes.memory)}`;
+  const then = age(found.created);
+  return [`${then} ${facts}`, h("span", { title: when(found.created) }, then, h("small", {}, ` ${facts}`))];
 }

@@ -22,10 +22,14 @@ const KEYS = [
   ["~", "~"],
 ];
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
+const LEAVE = "Ctrl+Shift+↑";
 const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
   LEAST_FONT = 6,
   OVER = new Set(["exited", "lost"]),
   LIVES = new Set(["running", "paused"]);
+
+/** One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that. */
+const lineHeight = (font) => 1 + 1 / font;
 
 export function terminal(content, name, about) {
   const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
@@ -35,12 +39,13 @@ export function terminal(content, name, about) {
   const screen = new Terminal({
     fontFamily: FAMILY,
     fontSize: font,
+    lineHeight: lineHeight(font),
     theme: palette(),
     cursorBlink: true,
     scrollback: 5000,
     convertEol: false,
     disableStdin: about.read_only,
-    minimumContrastRatio: 3,
+    minimumContrastRatio: 4.5,
     macOptionIsMeta: true,
     allowProposedApi: false,
   });
@@ -59,14 +64,21 @@ export function terminal(content, name, about) {
     h(
       "div",
       { class: "term" },
-      h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), size, smaller, larger),
+      h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), h("small", { class: "way-out" }, `${LEAVE} leaves`), size, smaller, larger),
       banner,
       glass,
       about.read_only ? "" : keys,
     ),
   );
   screen.open(glass);
-  glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}`);
+  glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}; ${LEAVE} leaves the terminal`);
+  // Tab belongs to the session's program, so another key has to lead out of the terminal.
+  screen.attachCustomKeyEventHandler((event) => {
+    if (event.key !== "ArrowUp" || !event.ctrlKey || !event.shiftKey || event.altKey) return true;
+    event.preventDefault();
+    if (event.type === "keydown") smaller.focus();
+    return false;
+  });
 
   // `settled` says why there is no connection any more, "" while there should be one.
   let link = null,
@@ -89,10 +101,15 @@ export function terminal(content, name, about) {
 
   // -- size: the session's, made to fit, while others write; the page's own while we do ------------
 
+  function draw(pixels) {
+    screen.options.fontSize = pixels;
+    screen.options.lineHeight = lineHeight(pixels);
+  }
+
   function arrange() {
     if (over || !glass.clientWidth) return;
     if (mine()) {
-      screen.options.fontSize = font;
+      draw(font);
       const wanted = fit.proposeDimensions();
       if (!wanted || !Number.isFinite(wanted.cols)) return;
       if (wanted.cols !== screen.cols || wanted.rows !== screen.rows) screen.resize(wanted.cols, wanted.rows);
@@ -100,11 +117,11 @@ export function terminal(content, name, about) {
         send({ op: "resize", rows: wanted.rows, cols: wanted.cols });
     } else {
       if (screen.cols !== theirs.cols || screen.rows !== theirs.rows) screen.resize(theirs.cols, theirs.rows);
-      screen.options.fontSize = font;
+      draw(font);
       const room = fit.proposeDimensions();
       if (room && Number.isFinite(room.cols)) {
         const least = Math.min(room.cols / theirs.cols, coarse ? 1 : room.rows / theirs.rows, 1);
-        screen.options.fontSize = Math.max(LEAST_FONT, Math.floor(font * least * reach * 10) / 10);
+        draw(Math.max(LEAST_FONT, Math.floor(font * least * reach * 10) / 10));
       }
     }
     size.textContent = `${screen.cols}×${screen.rows}`;
@@ -347,6 +364,8 @@ export function terminal(content, name, about) {
   };
   const watch = new ResizeObserver(() => requestAnimationFrame(arrange));
   watch.observe(glass);
+  const above = new ResizeObserver(measure); // the heading gets its buttons when the list of sessions comes
+  for (const part of content.parentElement.children) if (part !== content) above.observe(part);
   const recolour = () => {
     screen.options.theme = palette();
   };
@@ -366,6 +385,7 @@ export function terminal(content, name, about) {
     over = true;
     clearTimeout(timer);
     watch.disconnect();
+    above.disconnect();
     window.removeEventListener("resize", measure);
     window.visualViewport?.removeEventListener("resize", measure);
     window.removeEventListener("theme", recolour);
