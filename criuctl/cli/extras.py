@@ -16,8 +16,9 @@ def need(extra: str, library: str) -> None:
     try:
         importlib.import_module(library)
     except ImportError as error:
-        command = f"{quoted(sys.executable)} -m pip install {quoted(f'criuctl[{extra}]')}"
+        python = quoted(sys.executable)
+        package = quoted(f"criuctl[{extra}]")
         raise PlatformError(
             f"this command needs the Python package {library} ({error})",
-            hint=f"`{command}` installs it.",
+            hint=f"`{python} -m pip install {package}` installs it.",
         ) from error
