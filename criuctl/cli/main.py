@@ -117,6 +117,9 @@ COMMANDS: dict[str, Entry] = {
         "Checkpoints",
     ),
     "recover": Entry(f"{_HERE}.recover:recover", "Restore sessions at a boot.", "Checkpoints"),
+    "unit": Entry(
+        f"{_HERE}.unit:unit", "Install and remove criuctl's systemd units.", "Checkpoints"
+    ),
     "migrate": Entry(
         f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"
     ),

@@ -1,9 +1,8 @@
 """Find the CRIU to use, and start it.
 
-Order: the configuration (a binary, or a prefix folder), the record that ``scripts/setup`` left in
-its prefix, then ``criu`` on the PATH. A record is JSON: ``{"argv": [...], "version": "4.2.1"}``;
-its argv goes through the prefix's own loader, so that a newer suite's CRIU runs on an older
-userland.
+Order: the configuration (a binary, or a prefix folder), the record that set-up left in its prefix,
+then ``criu`` on the PATH. A record is JSON: ``{"argv": [...], "version": "4.2.1"}``; its argv goes
+through the prefix's own loader, so that a newer suite's CRIU runs on an older userland.
 
 CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and the
 like), which would silently change what a dump means; `criuctl doctor` reports when such a file
@@ -19,12 +18,14 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from msgspec import Struct
 
+from .. import preparation
 from ..config import Config
-from ..errors import PlatformError, TimedOut, UntrustedPath
+from ..errors import CriuctlError, PlatformError, TimedOut, UntrustedPath
 from ..proc import command
 from ..proc.ownership import opened_own
 from . import features, hang_detection
@@ -36,7 +37,7 @@ MINIMUM = (4, 2)
 """
 
 # our own environment lies in the prefix
-SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))
+SETUP_PREFIXES = (Path(sys.prefix).parent, preparation.PREFIX)
 # CRIU needs more descriptors than any process of the tree, and reads its limit when it starts. It
 # raises the limit by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many servers.
 _ALL_DESCRIPTORS = 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"'
@@ -57,7 +58,7 @@ class CriuBinary(Struct, frozen=True):
 
     argv: tuple[str, ...]
     origin: str
-    recorded_version: str = ""  # as recorded by scripts/setup; `version` asks CRIU itself
+    recorded_version: str = ""  # as recorded by set-up; `version` asks CRIU itself
 
     @contextlib.contextmanager
     def swrk(
@@ -146,11 +147,29 @@ def find(config: Config) -> CriuBinary:
             return _from_record(prefix / "criu.json", named=prefix == SETUP_PREFIXES[0])
     found = shutil.which("criu") or shutil.which("criu", path="/usr/local/sbin:/usr/sbin:/sbin")
     if found is None:
+        raise PlatformError("CRIU was not found on this host", hint=preparation.advice())
+    return _new_enough(CriuBinary((found,), origin="PATH"))
+
+
+@cache
+def _new_enough(found: CriuBinary) -> CriuBinary:
+    """Return the CRIU of the PATH, which nothing has tried on this kernel yet, if it is not too
+    old.
+    """
+    try:
+        version = found.version()
+    except PlatformError:
+        raise  # pycriu is missing
+    except CriuctlError as error:
+        text = f"{found.argv[0]} does not answer: {error.message}"
+        raise PlatformError(text, hint=preparation.advice()) from error
+    if version[: len(MINIMUM)] < MINIMUM:
         raise PlatformError(
-            "CRIU was not found on this host",
-            hint="Run scripts/setup, which finds or installs one that works here.",
+            f"{found.argv[0]} is CRIU {'.'.join(map(str, version))}, which is too old; criuctl "
+            f"needs {'.'.join(map(str, MINIMUM))}",
+            hint=preparation.advice(),
         )
-    return CriuBinary((found,), origin="PATH")
+    return found
 
 
 def _from_record(record: Path, *, named: bool) -> CriuBinary:
@@ -184,7 +203,7 @@ def _from_record(record: Path, *, named: bool) -> CriuBinary:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlatformError(
             f"{record} is not a record of an installed CRIU: {error}",
-            hint="Run scripts/setup again.",
+            hint="`criuctl doctor --fix` writes it again.",
         ) from error
     return CriuBinary(tuple(argv), origin=str(record), recorded_version=version)
 

@@ -15,6 +15,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from .. import preparation
 from ..errors import PlatformError
 
 # Kind of image (the name of its magic number) -> generated module and message.
@@ -46,27 +47,31 @@ _MESSAGES = {
 
 
 @cache
-def _folder() -> str:
-    """Return the package's folder, without importing the package."""
+def folder() -> str:
+    """Return the package's folder, without importing the package; raise `PlatformError` if it is
+    not installed.
+    """
     found = importlib.util.find_spec("pycriu")
     if found is None or not found.submodule_search_locations:
         raise PlatformError(
-            "pycriu is not installed in this Python environment", hint="Run scripts/setup again."
+            f"pycriu, CRIU's Python package, is not importable for {sys.executable}",
+            hint=preparation.advice(),
         )
     return found.submodule_search_locations[0]
 
 
 @cache
 def _module(name: str, *below: str) -> ModuleType:
-    folder = os.path.join(_folder(), *below)
+    place = os.path.join(folder(), *below)
     # The generated modules import each other by their bare names, as pycriu itself makes possible.
-    if folder not in sys.path:
-        sys.path.append(folder)
+    if place not in sys.path:
+        sys.path.append(place)
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise PlatformError(
-            f"pycriu cannot be imported: {error}", hint="Run scripts/setup again."
+            f"pycriu cannot be imported: {error}",
+            hint="`criuctl doctor --fix` installs that of its CRIU.",
         ) from error
 
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import preparation
 from ..config import Config
 from ..criu import binary
 from ..errors import PlatformError, UntrustedPath
@@ -42,8 +43,9 @@ _NEEDED = {
 }
 _OPTIONAL = {24: "trees of other users than root cannot be dumped"}
 _PROGRAMS = {
-    "nsenter": "to reach trees in other namespaces",
-    "unshare": "to restore into a private PID namespace",
+    "nsenter": ("util-linux", "to reach trees in other namespaces"),
+    "unshare": ("util-linux", "to restore into a private PID namespace"),
+    "tini": ("tini", "as the first process of a session"),
 }
 _LOW_MEMORY = 256 << 20
 
@@ -94,7 +96,7 @@ def criu(config: Config) -> Iterator[Finding]:
             "error",
             "platform",
             f"CRIU {dotted(version)} is too old; criuctl needs {dotted(binary.MINIMUM)}",
-            "Run scripts/setup, which installs a newer one next to it.",
+            preparation.advice(),
         )
     checked = command.run(
         [*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False
@@ -108,7 +110,7 @@ def criu(config: Config) -> Iterator[Finding]:
             "platform",
             "`criu check` fails on this kernel: "
             f"{lines[0].strip() if lines else 'no reason given'}",
-            "Run scripts/setup for another CRIU, or use a kernel with CONFIG_CHECKPOINT_RESTORE.",
+            f"{preparation.advice()} The kernel must have CONFIG_CHECKPOINT_RESTORE.",
         )
     for path in binary.host_configs():
         yield Finding(
@@ -199,13 +201,14 @@ def has_pidfd_getfd() -> bool:
 def programs(_config: Config) -> Iterator[Finding]:
     """Check that the programs that criuctl starts are there."""
     path = command.environment()["PATH"]
-    for name, why in _PROGRAMS.items():
+    for name, (package, why) in _PROGRAMS.items():
         if shutil.which(name, path=path) is None:
             yield Finding(
                 "error",
                 "platform",
                 f"{name} is not installed; criuctl needs it {why}",
-                "Install the package util-linux.",
+                f"Install the package {package}"
+                + (", or let `criuctl doctor --fix` do it." if preparation.on_debian() else "."),
             )
 
 

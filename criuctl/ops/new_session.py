@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import Conflict, NotFound, UsageError
+from ..errors import Conflict, NotFound, PlatformError, UsageError
 from ..host.holders import end_holder
 from ..host.journal import events, operation_facts
 from ..host.maintenance import check_open
@@ -140,8 +140,23 @@ def run(
                     boot_id=boot_id(),
                 )
             )
-    warnings = (_CARRIED.format(", ".join(carried)),) if carried else ()
-    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
+    warnings = [_CARRIED.format(", ".join(carried))] if carried else []
+    warnings += _obstacles(config)
+    return NewSession(
+        chosen, started.id, started.pid, started.holder_pid, tuple(argv), tuple(warnings)
+    )
+
+
+def _obstacles(config: Config) -> list[str]:
+    """Return why no session of this host can be dumped yet: a new user should know it first."""
+    from ..criu import binary, schema
+
+    try:
+        binary.find(config)
+        schema.folder()
+    except PlatformError as error:
+        return [f"sessions cannot be dumped here yet: {error.message}. {error.hint}"]
+    return []
 
 
 def _folders(

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Finds a CRIU that works on this kernel, or installs a newer one into the private prefix; sourced
-# by scripts/setup.
+# by scripts/setup and scripts/prepare.
 #
 # What it leaves in PREFIX:
 #   criu.json   {"argv": [...], "version": "4.2.1", "pycriu": "PREFIX/pycriu", "source": "..."}: the
@@ -16,7 +16,7 @@
 
 # works CRIU...: tests this CRIU on this kernel; sets `reason` when it does not work.
 works() {
-    reason=$("$python" "$here/lib/probe_criu.py" "$@") && return
+    reason=$("$python" "$parts/probe_criu.py" "$@") && return
     [ $? -eq 3 ] || die "the test whether $1 works could not be run"
     return 1
 }

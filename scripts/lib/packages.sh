@@ -1,13 +1,12 @@
 # shellcheck shell=sh
 # Packages that the distribution must provide, and advice for systems other than Debian; sourced by
-# scripts/setup.
+# scripts/setup and scripts/prepare.
 
 # Debian packages that criuctl itself needs at run time.
-#   python3-venv  the interpreter and an environment of criuctl's own
 #   nftables      removes the firewall rules that CRIU leaves on the source of a moved connection
 #   iproute2      network namespaces by name
 #   tini          the init inside of a session, root of the tree that is dumped
-RUNTIME_PACKAGES="python3-venv nftables iproute2 tini"
+RUNTIME_PACKAGES="nftables iproute2 tini"
 
 # Sets os_id, os_codename and os_name from os-release.
 read_os() {
@@ -25,34 +24,28 @@ $os_values
 VALUES
 }
 
-# Prints what to install by hand on a system that set-up cannot prepare, and ends.
+# by_hand: prints the command that installs CRIU and what criuctl needs next to it on a system that
+# set-up cannot prepare, by the list `distributions`.
+by_hand() {
+    for by_hand_id in $os_id $os_like any; do
+        by_hand_line=$(sed -n "s/^$by_hand_id  *//p" "$parts/distributions")
+        [ -z "$by_hand_line" ] || break
+    done
+    printf '%s\n' "$by_hand_line"
+}
+
+# Prints what to install by hand on a system that set-up cannot prepare, and ends.  `checkout` is
+# the folder of criuctl's sources, where it is to be installed from them.
 advise_and_exit() {
-    case " $os_id $os_like " in
-    *" ubuntu "*)
-        advice="apt-get install python3-venv nftables iproute2 tini; criu and python3-pycriu >= 4.2"
-        advice="$advice from CRIU's own PPA (ppa:criu/ppa)"
-        ;;
-    *" fedora "* | *" rhel "*)
-        advice="dnf install python3 criu python3-criu nftables iproute util-linux tini"
-        ;;
-    *" arch "*) advice="pacman -S --needed python criu nftables iproute2 util-linux tini" ;;
-    *" alpine "*) advice="apk add python3 criu nftables iproute2 util-linux tini" ;;
-    *" suse "* | *" opensuse "*)
-        advice="zypper install python3 criu nftables iproute2 util-linux tini"
-        ;;
-    *)
-        advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux)"
-        advice="$advice, tini"
-        ;;
-    esac
-    die "-$EX_PLATFORM" "set-up prepares Debian 12 and 13 only; this is $os_name" \
-        "Install by hand: $advice" \
-        "Then: python3 -m venv $prefix/venv && $prefix/venv/bin/pip install $checkout" \
+    set -- "Install by hand: $(by_hand)"
+    [ -z "${checkout-}" ] || set -- "$@" \
+        "Then: python3 -m venv $prefix/venv && $prefix/venv/bin/pip install '${checkout}[all]'"
+    die "-$EX_PLATFORM" "set-up prepares Debian 12 and 13 only; this is $os_name" "$@" \
         "CRIU must be 4.2 or newer on a kernel from 6.16 on. To test it, run as root:" \
-        "$here/lib/probe_criu.py criu" \
-        "Its Python package pycriu (in CRIU's sources: lib/pycriu) must be importable in that" \
-        "venv, for example by a .pth file in its site-packages that names the folder of pycriu;" \
-        "\`criuctl doctor\` reports what is missing."
+        "python3 $parts/probe_criu.py criu" \
+        "Its Python package pycriu (in CRIU's sources: lib/pycriu) must be importable in" \
+        "criuctl's environment, for example by a .pth file in its site-packages that names the" \
+        "folder of pycriu; \`criuctl doctor\` reports what is missing."
 }
 
 # missing_packages NAME...: prints those that are not installed.

@@ -1,11 +1,14 @@
 # shellcheck shell=sh
 # Packages of a newer Debian suite, unpacked into a folder without touching the machine's own
-# packages; sourced by scripts/setup.
+# packages; sourced by scripts/setup and scripts/prepare.
 #
 # apt-get runs on a separate state: one source (the machine's own mirror, another suite), an empty
 # list of installed packages, so that every dependency is fetched, download only.  Signatures are
 # checked against the keyring that the machine's own source names.  Only the expiry date of the
 # Release file is not checked, because a mirror may be frozen in time.
+
+# Debian suites that have a CRIU newer than Debian 13's, the one that changes less first.
+NEWER_SUITES="forky sid"
 
 apt_sources=${CRIUCTL_APT_SOURCES:-/etc/apt/sources} # the variable is for the tests
 

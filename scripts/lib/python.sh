@@ -30,16 +30,6 @@ files("pip") and print(sys.version)' 2>/dev/null) || venv_found=''
     quietly "$python" -m venv "$1" || die "$python could not make $1"
 }
 
-# link_pycriu VENV: makes pycriu importable in it, and tests that.
-link_pycriu() {
-    site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    printf '%s\n' "$prefix/pycriu" >"$site/criuctl-pycriu.pth"
-    quietly "$1/bin/python" -W ignore -c 'from pycriu import images, rpc_pb2
-assert rpc_pb2.criu_req(type=rpc_pb2.VERSION).SerializeToString()
-assert images.load' ||
-        die "pycriu in $prefix/pycriu cannot be used by $1" "Remove $prefix and run $0 again."
-}
-
 # pip VENV ARGUMENT...: runs pip, and ends with the likely reason if it fails.
 pip() {
     venv=$1 && shift
@@ -52,15 +42,15 @@ pip() {
 install_criuctl() {
     fresh_venv "$prefix/venv"
     stamp=$("$prefix/venv/bin/python" --version |
-        stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")$extras
+        stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks" "$parts" "$here/prepare")
     if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
-        pip "$prefix/venv" install "$checkout$extras"
+        pip "$prefix/venv" install "${checkout}[all]"
         # The caller's PYTHONPATH and PYTHONHOME must not change what the command imports.
         sed -i '1s|^#!\(/.*/python[0-9.]*\)$|#!\1 -I|' "$prefix/venv/bin/criuctl"
     fi
-    link_pycriu "$prefix/venv"
+    link_pycriu "$prefix/venv/bin/python"
     # Without it only start-up time is lost.
     "$prefix/venv/bin/python" -m compileall -q "$prefix/pycriu" || true
     echo "$stamp" >"$prefix/venv/criuctl.stamp"
@@ -102,7 +92,7 @@ install_dev() {
         rm -f "$checkout/.venv/criuctl.stamp"
         pip "$checkout/.venv" install --editable "${checkout}[dev]"
     fi
-    link_pycriu "$checkout/.venv"
+    link_pycriu "$checkout/.venv/bin/python"
     # Every test starts commands, and PYTHONDONTWRITEBYTECODE may keep Python from writing bytecode.
     # Without it only start-up time is lost.
     "$checkout/.venv/bin/python" -m compileall -q "$checkout/criuctl" "$prefix/pycriu" || true

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from ...errors import PlatformError, UsageError
+from ...errors import UsageError
 from ..app import App, pass_app
+from ..extras import need
 from ..pages import page
 from ..sessions import command_argument
 
@@ -36,15 +37,10 @@ def acp(app: App, command: tuple[str, ...]) -> int:
     Without an agent, this serves terminals alone, to a program that sends only requests about
     them. The exit status is the agent's.
 
-    Needs the package agent-client-protocol: scripts/setup --agents, or pip install 'criuctl[acp]'.
+    Needs the package agent-client-protocol: scripts/setup installs it, or pip install
+    'criuctl[acp]'.
     """
-    try:
-        import acp as _sdk  # noqa: F401
-    except ImportError as error:
-        raise PlatformError(
-            f"the package agent-client-protocol cannot be loaded ({error})",
-            hint="`scripts/setup --agents`, or `pip install 'criuctl[acp]'`, installs it.",
-        ) from error
+    need("acp", "acp")
     from ...acp.serving import serve
 
     if app.json:

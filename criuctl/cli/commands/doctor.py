@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import click
 
-from ...errors import Conflict, CriuctlError, PlatformError
+from ...errors import Conflict, CriuctlError, PlatformError, UsageError
 from ..app import App, pass_app
 from ..pages import page
+from ..streams import tell
 from ..text import facts, plural, printable, size
 from .check import findings_lines
 
@@ -33,6 +35,7 @@ def _exit_codes() -> dict[str, int]:
     examples=[
         ("Is this host ready?", "criuctl doctor"),
         ("And with this store?", "criuctl doctor --store s3://backups/trees"),
+        ("Get a CRIU that works here (Debian, as root):", "criuctl doctor --fix"),
         ("A page for a bug report:", "criuctl doctor --report page.md"),
     ],
     exits=[7, 8, 9, 13],
@@ -50,14 +53,26 @@ def _exit_codes() -> dict[str, int]:
         "findings]"
     ),
 )
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="First prepare this host, on Debian and as root; asks before.  [default: change nothing]",
+)
+@click.option("--yes", is_flag=True, help="With --fix: do not ask.")
 @pass_app
-def doctor(app: App, page_: str | None) -> int:
+def doctor(app: App, page_: str | None, fix: bool, yes: bool) -> int:
     """Check everything that does not depend on a process tree: the CRIU that is used and its
     abilities on this kernel, the kernel's features, privileges, configuration, folders, and the
     store with its key. Each finding has a remedy.
 
     Exit with 0 when there is no obstacle; with 13 when CRIU or the kernel is one, with 7 or 8 when
     the store is.
+
+    --fix prepares the host first, by the steps of scripts/setup: it installs the packages nftables,
+    iproute2 and tini, tries each CRIU that it finds on this kernel, installs a newer one into
+    /opt/criuctl next to the host's if none works, and makes CRIU's Python package importable for
+    this criuctl. It says what it does and can be repeated. On other systems it names what to
+    install.
 
     --report makes a page of these findings and of versions, kernel, memory and disks, the store,
     the settings, sessions, the newest events and the first errors in kept logs of CRIU. It contains
@@ -66,8 +81,14 @@ def doctor(app: App, page_: str | None) -> int:
     it: it has names of this host, of sessions, users' folders and buckets. It exits with 0 whatever
     is wrong.
     """
+    if yes and not fix:
+        raise UsageError("--yes belongs to --fix")
     if page_ is not None:
+        if fix:
+            raise UsageError("--report changes nothing: --fix is a command of its own")
         return _report(app, page_)
+    if fix:
+        _prepare(app, yes)
     from ...ops.doctor import doctor as examine
 
     found = [f.to_dict() for f in examine(app.config)]
@@ -89,6 +110,27 @@ def doctor(app: App, page_: str | None) -> int:
 
     app.emit({"ok": not errors, "findings": found}, human, brief)
     return _exit_codes().get(errors[0]["code"], EXIT_PLATFORM) if errors else 0
+
+
+def _prepare(app: App, yes: bool) -> None:
+    """Prepare the host, when the operator agrees; what is done is shown on standard error."""
+    from ... import preparation
+    from ...ops import prepare
+
+    steps = prepare.plan()
+    if not yes:
+        if app.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(
+                "--fix asks before it changes this host, and there is no terminal to ask at",
+                hint=f"{preparation.fixing('--yes')} does not ask.",
+            )
+        tell("This prepares the host for criuctl:")
+        for step in steps:
+            tell(f"- {step}")
+        if not click.confirm("Go on?", err=True):
+            tell("nothing was changed")
+            return
+    prepare.prepare()
 
 
 def _report(app: App, where: str) -> int:

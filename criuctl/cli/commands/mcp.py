@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...errors import PlatformError, UsageError
+from ...errors import UsageError
 from ..app import App, pass_app
+from ..extras import need
 from ..pages import page
 from ..streams import tell, write_result
 
@@ -59,15 +60,9 @@ def mcp(app: App, http: str | None, role: str) -> int:
     is new each time, unless CRIUCTL_MCP_TOKEN in the environment is one, of 20 characters at least.
     There is no TLS. ^C ends the server; sessions run on.
 
-    Needs the package mcp: scripts/setup --agents, or pip install 'criuctl[mcp]'.
+    Needs the package mcp: scripts/setup installs it, or pip install 'criuctl[mcp]'.
     """
-    try:
-        import mcp as _sdk  # noqa: F401
-    except ImportError as error:
-        raise PlatformError(
-            f"the package mcp cannot be loaded ({error})",
-            hint="`scripts/setup --agents`, or `pip install 'criuctl[mcp]'`, installs it.",
-        ) from error
+    need("mcp", "mcp")
     import anyio
 
     if app.json and http is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ..app import App, pass_app
+from ..extras import need
 from ..pages import page
 from ..streams import tell
 
@@ -69,6 +70,7 @@ def metrics(app: App, textfile: Path | None, listen: tuple[str, int] | None) -> 
     """
     if textfile is not None and listen is not None:
         raise click.UsageError("--textfile and --listen exclude each other")
+    need("metrics", "prometheus_client")
     from ...ops import metrics as ops
 
     if listen is not None:

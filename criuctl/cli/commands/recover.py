@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import click
 
 from ...host.journal.worst_exit_code import worst
@@ -15,8 +12,7 @@ from ..streams import tell
 from ..text import printable
 from .maintenance import AGAIN, RETRY, printer
 from .snapshot import JOBS
-
-_BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
+from .unit import lasting
 
 
 @page(
@@ -29,7 +25,7 @@ _BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
         ("Remove the boot unit:", "criuctl recover --remove"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 13],
-    see_also=["maintenance", "restore", "schedule"],
+    see_also=["maintenance", "restore", "schedule", "unit"],
 )
 @click.option(
     "--all",
@@ -93,8 +89,7 @@ def recover(
 
 
 def _boot(app: App, all_: bool, installs: bool) -> int:
-    from ...ops.scheduling import boot_unit, timers
-    from ...store import from_anywhere
+    from ...ops.scheduling import boot_unit
 
     if not installs:
         removed = [str(path) for path in boot_unit.remove()]
@@ -104,25 +99,9 @@ def _boot(app: App, all_: bool, installs: bool) -> int:
             brief=lambda: "",
         )
         return 0
-    store = from_anywhere(app.store) if app.store else None
-    argv = [
-        *timers.own_program(sys.argv[0], sys.executable),
-        *(["--config", os.path.abspath(app.config_file)] if app.config_file else []),
-    ]
-    argv += [
-        *(["--store", store] if store else []),
-        "recover",
-        "--retry-after",
-        _BOOT_PAUSE,
-        *(["--all"] if all_ else []),
-    ]
-    state = os.environ.get("CRIUCTL_STATE_DIR")
-    written = [
-        str(p)
-        for p in boot_unit.install(
-            argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {}
-        )
-    ]
+    program, variables = lasting(app)
+    options = ["--all"] if all_ else []
+    written = [str(path) for path in boot_unit.install(program, options, variables)]
     app.emit(
         {"installed": True, "files": written},
         lambda: f"{printable(', '.join(written))} written",

@@ -10,6 +10,7 @@ import click
 
 from ...errors import UsageError
 from ..app import App, pass_app
+from ..extras import need
 from ..pages import page
 from ..streams import tell, write_result
 
@@ -77,6 +78,7 @@ def ui(
     the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
     server, with 0.
     """
+    need("ui", "aiohttp")
     from ...web.rules import Address
     from ...web.server import serve
 

@@ -38,7 +38,7 @@ def remedy(
 AGAIN = "It passes by itself: try again."
 CLOSE = "Have the program close it before the dump."
 DROP = "Have the program drop the watch, or close what it keeps open of the file."
-OLD_CRIU = "Run scripts/setup: it finds or installs a CRIU that works on this kernel."
+OLD_CRIU = "`criuctl doctor --fix` finds or installs a CRIU that works on this kernel."
 ROOT = (
     "Run criuctl as root with all capabilities; some containers drop CAP_SYS_RESOURCE, "
     "CAP_SYS_ADMIN or CAP_NET_ADMIN."

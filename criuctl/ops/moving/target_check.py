@@ -115,7 +115,10 @@ def _criu(coming: Arrival) -> Iterator[Finding]:
             "understand its images"
         )
         yield Finding(
-            "warning", "criu-older", text, "Install the same CRIU on both hosts (scripts/setup)."
+            "warning",
+            "criu-older",
+            text,
+            "Install the same CRIU on both hosts (`criuctl doctor --fix`).",
         )
 
 

@@ -1,8 +1,9 @@
 """Running `criuctl recover` at each boot: a systemd service where systemd runs, otherwise an
 @reboot entry in /etc/cron.d.
 
-It is written with the functions, and in the folders, of a schedule's timer (`timers`). The service
-ends when criuctl does, and the restored trees live on: systemd ends criuctl alone.
+It is written into the folders of a schedule's timer (`timers`), from the text of the unit that
+ships (`units`), so `criuctl unit` knows it. The service ends when criuctl does, and the restored
+trees live on: systemd ends criuctl alone.
 """
 
 from __future__ import annotations
@@ -15,22 +16,27 @@ from pathlib import Path
 from ...errors import CriuctlError, NotFound, PlatformError, UsageError
 from ...proc import command
 from . import timers
+from .units import Unit
 
 NAME = "criuctl-recover"
 PLACES = timers.Places()
 _TIMEOUT = 60.0  # seconds for systemctl
+_BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
 
 
-def install(argv: Sequence[str], variables: Mapping[str, str]) -> list[Path]:
-    """Have `argv` run at each boot; return what was written. Raise `Conflict` if it is there
-    already; after a failure nothing is left.
+def install(
+    program: Sequence[str], options: Sequence[str], variables: Mapping[str, str]
+) -> list[Path]:
+    """Have `program` called with ``recover`` and `options` at each boot; return what was written.
+    Raise `Conflict` if it is there already; after a failure nothing is left.
     """
+    argv = [*program, "recover", "--retry-after", _BOOT_PAUSE, *options]
     for text in (*argv, *variables.values()):
         if not text.isprintable():
             raise UsageError(f"{text!r} has characters that cannot stand in a unit or a crontab")
     service, crontab = _files()
     if PLACES.booted.is_dir():
-        path, text = service, _service(argv, variables)
+        path, text = service, Unit("recover").text(program, variables, options)
     elif PLACES.cron.is_dir():
         path, text = crontab, _crontab(argv, variables)
     else:
@@ -92,30 +98,6 @@ def _control(*words: str) -> None:
 
 def _origin() -> str:
     return "# Written by `criuctl recover --install`; `criuctl recover --remove` removes it."
-
-
-def _service(argv: Sequence[str], variables: Mapping[str, str]) -> str:
-    return "\n".join(
-        [
-            _origin(),
-            "[Unit]",
-            "Description=criuctl brings back what ran before the boot",
-            "Wants=network-online.target",
-            "After=network-online.target remote-fs.target time-sync.target",
-            "",
-            "[Service]",
-            "Type=oneshot",
-            *(f"Environment={word}" for word in timers.environment_words(variables)),
-            f"ExecStart={timers.exec_words(argv)}",
-            "TimeoutStartSec=infinity",
-            "KillMode=process",
-            "SuccessExitStatus=11",
-            "",
-            "[Install]",
-            "WantedBy=multi-user.target",
-            "",
-        ]
-    )
 
 
 def _crontab(argv: Sequence[str], variables: Mapping[str, str]) -> str:

@@ -143,7 +143,7 @@ def _tini() -> str:
         path = f"{folder}/tini"
         if os.access(path, os.X_OK):
             return path
-    hint = "Install the package tini: it is the init inside of a session."
+    hint = "Install the package tini, the init inside of a session; `criuctl doctor --fix` does."
     raise PlatformError("tini is not installed", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""`criuctl mcp` and `acp` without the packages that they need."""
+"""Commands without the packages that only they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.parametrize(("command", "package"), [("mcp", "mcp"), ("acp", "acp")])
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [("mcp", "mcp"), ("acp", "acp"), ("ui", "aiohttp"), ("metrics", "prometheus_client")],
+)
 def test_without_its_package_it_says_what_to_install(
     tmp_path: Path, criuctl: Run, command: str, package: str
 ) -> None:
@@ -23,4 +26,4 @@ def test_without_its_package_it_says_what_to_install(
     done = criuctl(command, "--json", env={"PYTHONPATH": f"{tmp_path}:{project}"})
     assert done.returncode == 13
     error = json.loads(done.stdout)["error"]
-    assert "it is not here" in error["message"] and "scripts/setup --agents" in error["hint"]
+    assert "it is not here" in error["message"] and f"criuctl[{command}]" in error["hint"]
