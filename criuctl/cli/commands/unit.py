@@ -11,7 +11,8 @@ import click
 from ..app import App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell
-from ..text import Column, printable
+from ..tables import Column
+from ..text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
