@@ -143,7 +143,7 @@ def test_a_store_that_hangs_is_waited_for_once(
         answer.wait(60)
         return inspect.Listing([], [])
 
-    monkeypatch.setattr(inspect, "list_checkpoints", hang)
+    monkeypatch.setattr(metrics, "list_checkpoints", hang)
     monkeypatch.setattr(metrics, "_FRESH", 0.0)
     looker = Looker(Config(state_dir=str(tmp_path)), patience=0.05)
     try:
