@@ -56,11 +56,11 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
 
     It is named by the user, or known by its root or its name, or named after its command.
     """
-    known = registry.find(target.root)
     # a configured tree has its name before it is a session
     name = name if name is not None else target.session
     if name is not None:
-        return _named(registry, target, name, known)
+        return _named(registry, target, name)
+    known = registry.find(target.root)
     if known is not None:
         return known
     process = read_tree(target.root.pid)[0]
@@ -70,9 +70,7 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
     return SessionRecord(name=f"{plain.strip('-._') or 'process'}-{process.pid}")
 
 
-def _named(
-    registry: Registry, target: Target, name: str, known: SessionRecord | None
-) -> SessionRecord:
+def _named(registry: Registry, target: Target, name: str) -> SessionRecord:
     check_name(name)
     taken = registry.get(name)
     if taken is not None and taken.alive() and taken.identity != target.root:
@@ -80,7 +78,7 @@ def _named(
             f"session {name!r} is running as PID {taken.pid}, which is another tree",
             hint="Choose another --name.",
         )
-    held = registry.held(target.root)
+    held = registry.held(target.root, likely=name)
     if held not in (None, name):
         raise Conflict(
             f"PID {target.root.pid} is session {held!r}, which has a terminal",
@@ -91,6 +89,7 @@ def _named(
         )
     if taken is not None:
         return taken
+    known = registry.find(target.root)
     return SessionRecord(
         name=name, id=known.id if known and known.name == name else os.urandom(16).hex()
     )

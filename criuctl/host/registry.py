@@ -238,15 +238,19 @@ class Registry:
             default=None,
         )
 
-    def held(self, identity: ProcessIdentity) -> str | None:
+    def held(self, identity: ProcessIdentity, likely: str = "") -> str | None:
         """Return the name of the session with a holder, and so with a terminal, whose root is this
-        process.
+        process; the others are not read if it is the `likely` one.
         """
-        states = [state for state in sessions.all_states(self._config) if state["holder_alive"]]
+
+        def states() -> Iterator[dict[str, Any]]:
+            if likely and (state := sessions.state_of(self._config, likely)) is not None:
+                yield state
+            yield from sessions.all_states(self._config)
+
         root = (identity.pid, identity.start_time)
-        return next(
-            (str(s["session"]) for s in states if (s["pid"], s["start_time"]) == root), None
-        )
+        held = (one for one in states() if one["holder_alive"])
+        return next((str(s["session"]) for s in held if (s["pid"], s["start_time"]) == root), None)
 
     def lookup(self, name: str) -> ProcessIdentity | None:
         """Return the root process of session `name`, if it runs here, else of the configured tree

@@ -106,14 +106,20 @@ def test_input_behind_a_key_that_signals_waits_for_the_program(
     terminal: tuple[Master, int],
 ) -> None:
     master, slave = terminal
-    loop, asked = master._loop, []
+    loop = master._loop
     _signals(slave, quit_key=b"q")
-    ready = False
-    master.signal_keys.ready = lambda: bool(asked.append(None) or ready)
+    asked, ready = 0, False
+
+    def look() -> bool:
+        nonlocal asked
+        asked += 1
+        return ready
+
+    master.signal_keys.ready = look
     master.put(Chunk(b"a\x03b\x03", {}, "human"))
     master.put(Chunk(b"qc", {}, "agent"))
     assert os.read(slave, 100) == b"a" and master.unread
-    _run_until(loop, lambda: len(asked) > 2)
+    _run_until(loop, lambda: asked > 2)
     assert not master.unread_by_programs and master.queued == 4
     ready = True
     # the second key makes what is behind it wait again, until another look
