@@ -74,7 +74,7 @@ def test_a_live_list_with_keys(operators: Operators) -> None:
     top.until(r"^a attach ")
     top.window.send(b"q")
     assert ended(top.window) == 0
-    assert top.window.before.endswith(b"\x1b[?25h\x1b[?1049l")
+    assert (top.window.before or b"").endswith(b"\x1b[?25h\x1b[?1049l")
 
 
 def test_a_narrow_terminal_keeps_names_whole(operators: Operators) -> None:
