@@ -9,6 +9,7 @@ import os
 
 from ..config import Config
 from ..errors import SessionGone, UsageError
+from ..session import names
 from ..session.client.attach import Attachment
 from ..session.client.local_terminal import NotShown
 from ..session.client.notices import leaving_text, say
@@ -103,6 +104,9 @@ def update_environment(config: Config, session: Session) -> str:
     if "environment" not in session.hello["features"]:
         raise UsageError("the session's holder is older than --update-env")
     variables = {name: os.environ.get(name) or None for name in config.update_environment}
+    if socket := variables.get(names.AGENT_SOCKET):
+        # In a session it is a link, which would lead to itself in another one.
+        variables[names.AGENT_SOCKET] = os.path.realpath(socket)
     answer = session.request("update-environment", variables=variables)
     report = f"brought up to date: {', '.join(answer['taken']) or 'nothing'}"
     if answer["refused"]:

@@ -44,6 +44,9 @@ COMMANDS: dict[str, Entry] = {
     ),
     "ps": Entry(f"{_HERE}.ls:ps", "List the sessions that run on this host.", "Sessions"),
     "ls": Entry(f"{_HERE}.ls:ls", "List all sessions that this host knows.", "Sessions"),
+    "top": Entry(
+        f"{_HERE}.top:top", "Watch the sessions of this host, and act on them.", "Sessions"
+    ),
     "status": Entry(f"{_HERE}.status:status", "Show the details of a session.", "Sessions"),
     "send": Entry(f"{_HERE}.send:send", "Type into a session.", "Sessions"),
     "capture": Entry(

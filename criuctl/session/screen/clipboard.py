@@ -1,7 +1,7 @@
 """Output without the sequences that set or read the clipboard of the terminal that shows it.
 
-OSC 52 is the usual one; kitty has OSC 5522, iTerm2 ``OSC 1337 ; Copy``.  Whoever runs a program may
-use them for its own terminal; a client that only watches another's session did not ask for it.
+OSC 52 is the usual one; kitty has OSC 5522, iTerm2 ``OSC 1337 ; Copy``.  The user of a program may
+want them for the own terminal; a client that only watches a session did not ask for them.
 
 A sequence may come in any number of pieces, and with control characters inside, which terminals
 skip.  The beginning of an OSC is looked for everywhere: within another string it ends that string,

@@ -256,14 +256,14 @@ def test_a_command_object(operators: Operators, shell: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "dash"], indirect=True)
 def test_a_command_outlives_a_new_holder_and_a_restore(operators: Operators, shell: str) -> None:
-    detached = operators(
-        "exec", "work", "--detach", "--", "echo one; sleep 3; echo two; sh -c 'exit 7'"
-    )
-    command = detached["command_id"]
+    end = operators.home.path / "end"
+    text = f"echo one; until test -e {end}; do sleep 0.1; done; echo two; sh -c 'exit 7'"
+    command = operators("exec", "work", "--detach", "--", text)["command_id"]
     operators("dump", "work")
     operators("restore", "work", "--detach")
     with_new_holder = operators("output", "work", "--command", command)
     assert (with_new_holder["state"], with_new_holder["output"]) == ("running", "one\n")
+    end.touch()
     ended = operators("wait", "work", "--command", command, "--timeout", TIMEOUT, check=False)
     assert (ended["state"], ended["exit_code"], ended["output"]) == ("done", 7, "one\ntwo\n")
     operators("dump", "work")

@@ -26,7 +26,7 @@ ATTACHED = {"lease": None, "offset": 7, "end": 7, "state": "running", "rows": 24
 class Link:
     """A connection as an attachment sees it, or what comes of an attempt to make one."""
 
-    operator, token, pending = "op-1", "t", False
+    operator, token, role, pending = "op-1", "t", "write", False
     hello: ClassVar[dict[str, Any]] = {"status": {"incarnation": 2}}
 
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
