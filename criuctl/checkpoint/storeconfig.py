@@ -365,6 +365,10 @@ def _open(
         )
         own = StoreSealer(opened.master, store, store_id, writers=has)
         return _understood(current.body, own, current.slots), opened
+    if failed is not None and store.url not in failed.message:
+        raise type(failed)(
+            f"{store.url}: {failed.message}", hint=failed.hint, **failed.details
+        ) from failed
     raise failed or problem or damaged("nothing in it can be read")
 
 

@@ -294,9 +294,7 @@ def _size(folder: Path) -> int:
 
 
 class Criuctl(Way):
-    """criuctl as it comes: a store as ``store init`` makes it (encrypted on S3, plain in a
-    folder).
-    """
+    """criuctl as it comes: a store as ``store init`` makes it, encrypted."""
 
     def __init__(
         self,

@@ -250,6 +250,28 @@ def test_a_dump_says_that_the_tree_has_ended_and_how_it_comes_back(
     assert line == f"  PID {animal.pid} has ended. Bring it back with: criuctl restore mine"
 
 
+def test_the_first_dumps_make_one_store_and_its_key(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Two at the same moment; where the key is is said once."""
+    animals = [zoo.launch("counter.py", "1", name=name) for name in ("one", "two")]
+    pids = [animal.pid for animal in animals]
+    command = criuctl.start("snapshot", *pids, "--jobs", 2, json_output=False)
+    assert command.process.wait(120) == 0, command.output()
+    (key,) = (criuctl.home.path / "keys").iterdir()
+    assert command.err.read_text().count(f"encrypted by the key in {key}") == 1
+    assert len(criuctl("list")) == 2
+    answer = criuctl("dump", pids[0], "--no-encrypt", check=False)
+    assert answer["exit_code"] == 9 and "exists and is encrypted" in answer["error"]["message"]
+    key.rename(key.with_suffix(".away"))
+    answer = criuctl("dump", pids[0], check=False)
+    assert answer["exit_code"] == 7 and answer["error"]["code"] == "key-missing"
+    assert str(key) in answer["error"]["hint"] and str(criuctl.store) in answer["error"]["message"]
+    for animal in animals:
+        animal.ask()
+    criuctl.extra["CRIUCTL_STORE"] = str(criuctl.home.path / "plain")
+    criuctl("dump", pids[0], "--no-encrypt", "--leave-running")
+    assert not criuctl("store", "info")["encrypted"]
+
+
 def test_a_copy_in_the_folder_of_its_original(zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("counter.py", "1")
     criuctl("dump", animal.pid, "--name", "mine", "--leave-running")

@@ -215,7 +215,7 @@ def test_a_copy_from_a_store_that_takes_no_writes(
         assert (refused["exit_code"], refused["error"]["code"]) == (7, "store-denied")
         copy = trip.restore(report, original, "--as", "second", "--store", str(store))
         (warning,) = (text for text in copy.answer["warnings"] if "takes no lease" in text)
-        assert "Read-only file system" in warning
+        assert "is mounted read-only" in warning
         assert copy.ask()["counter"] == 1
     finally:
         subprocess.run(["umount", str(store)], check=True)

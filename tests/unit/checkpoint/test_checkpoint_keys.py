@@ -289,7 +289,11 @@ def test_the_loser_of_a_race_leaves_the_key_of_the_winner(tmp_path: Path) -> Non
     assert second.id == won[0].id and (tmp_path / "named.key").exists()
 
 
-def test_a_store_without_a_place_for_its_key_is_not_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_store_without_a_place_for_its_key_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    monkeypatch.setattr("criuctl.checkpoint.key_files.os.geteuid", lambda: uid)
     (tmp_path / "keys").write_text("")  # no folder
     store = LocalStore(str(tmp_path / "store"))
     config = kit.config(tmp_path)
@@ -301,6 +305,7 @@ def test_a_store_without_a_place_for_its_key_is_not_made(tmp_path: Path) -> None
         with pytest.raises(KeyMissing, match="cannot be written") as error:
             make()
         assert "key_dir" in error.value.hint and "--no-encrypt" in error.value.hint
+        assert ("as root" in error.value.hint) is (uid != 0)
     assert not (tmp_path / "store" / "config").exists()
     plain = kit.config(tmp_path, plain_store=True)
     assert not Repository.open(store, plain, create_local=True).encrypted
