@@ -247,6 +247,23 @@ async def checkpoint(request: web.Request) -> web.Response:
     return web.json_response(_page_of(shown.to_dict()), dumps=_dumps)
 
 
+async def difference(request: web.Request) -> web.Response:
+    """Return what is different between two checkpoints, given by their ids."""
+    from ..ops.diff import diff
+
+    desk = request.app[DESK]
+    before, after = request.match_info["before"], request.match_info["after"]
+    for identifier in (before, after):
+        if _ID.fullmatch(identifier) is None:
+            raise NotFound(f"{identifier[:40]!r} is no checkpoint's id")
+    found = await desk.off(diff, desk.config, before, after, reporter=Reporter())
+    body = found.to_dict()
+    for kind in ("processes", "descriptors", "connections", "files"):
+        for change in ("added", "removed", "changed"):
+            body[kind][change] = body[kind][change][:_SHOWN]
+    return web.json_response(body, dumps=_dumps)
+
+
 def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint without what the page does not show; a tree may have very many files."""
     left_out = ("images", "machine", "hooks", "features", "origin")
@@ -267,4 +284,5 @@ ROUTES = (
     web.get("/api/sessions/{name}/timings", timings),
     web.get("/api/newest", newest),
     web.get("/api/checkpoints/{id}", checkpoint),
+    web.get("/api/differences/{before}/{after}", difference),
 )

@@ -73,9 +73,9 @@ def ui(
     --read-only. In the terminal the rules of criuctl attach apply: one client at a time writes,
     watching does not disturb the others, and Take over is --take.
 
-    Actions of the page (pause, resume, snapshot, dump, restore) are run by a separate criuctl; when
-    the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
-    server, with 0.
+    Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
+    separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
+    first. ^C ends the server, with 0.
     """
     from ...web.rules import Address
     from ...web.server import serve

@@ -3,6 +3,7 @@
 import { get, learnToken, live } from "./api.js";
 import { h, put, toast, trouble } from "./dom.js";
 import { checkpointView } from "./checkpoint.js";
+import { compareView } from "./compare.js";
 import { eventsView } from "./events.js";
 import { sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
@@ -97,10 +98,11 @@ function route(about) {
   const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
-  document.title = [kind === "s" ? rest[0] : kind === "c" ? "checkpoint" : kind, "criuctl"].filter(Boolean).join(" · ");
+  document.title = [kind === "s" ? rest[0] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");
   if (leaving) page.focus({ preventScroll: true }); // what had the focus is gone; keys go on at the view
   if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
+  else if (kind === "d" && rest[1]) leave = compareView(page, rest[0], rest[1]);
   else if (kind === "events") leave = eventsView(page);
   else leave = sessionsView(page, about);
 }

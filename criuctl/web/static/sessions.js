@@ -2,6 +2,7 @@
 //
 // A row is made once and then only told what is different, cell by cell: hundreds of them stay quick, and keep the focus and the mouse.
 
+import { actionButton } from "./actions.js";
 import { get, live, named } from "./api.js";
 import { h, put, trouble } from "./dom.js";
 import { age, command, percent, plural, size, when } from "./format.js";
@@ -41,6 +42,7 @@ export function sessionsView(page, about) {
   const head = h("div", { class: "row head", role: "row" }, heads, h("span", { role: "columnheader" }, h("span", { class: "unseen" }, "Labels")));
   const list = h("div", { class: "sessions", role: "table", "aria-label": "Sessions" }, head);
   const nothing = h("p", { class: "empty" }, "asking…");
+  const begin = actionButton("run", "", { done: (body) => (location.hash = `#/s/${named(body.session)}`) });
   const notice = h("div", {});
   const held = h("small", { class: "held" });
   const rows = new Map();
@@ -48,7 +50,7 @@ export function sessionsView(page, about) {
     failure = null,
     known = "";
   page.replaceChildren(
-    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter),
+    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter, !about.read_only && begin),
     h("p", { class: "line" }, held),
     notice,
     list,
