@@ -23,6 +23,8 @@ from .live import Live
 from .overview import COUNT, StoreCount
 from .overview import ROUTES as OVERVIEW
 from .rules import Address, listen
+from .sharing import LINKS, limited
+from .sharing import ROUTES as SHARING
 from .views import DESK, ROUTES, Desk, errors
 
 STATIC = Path(__file__).parent / "static"
@@ -107,13 +109,16 @@ def application(
 ) -> web.Application:
     """Return the application with all its routes."""
     app = web.Application(
-        middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10
+        middlewares=[gate.middleware, access.middleware, errors, limited],
+        client_max_size=64 << 10,
     )
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)
     app[COUNT] = StoreCount()
-    app.add_routes([*ROUTES, *OVERVIEW])
+    app[LINKS] = access.links
+    app.cleanup_ctx.append(access.links.watch)
+    app.add_routes([*ROUTES, *OVERVIEW, *SHARING])
     app.router.add_get("/api/live", live.listen)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)
     app.router.add_post("/api/actions", actions.handle)

@@ -26,7 +26,8 @@ from ..host.registry import Registry
 from ..host.target import Target
 from ..proc.tree import read_tree
 from ..report import Reporter
-from .access import refusal
+from .access import GRANT, refusal
+from .links import EVERYTHING
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,15 +156,14 @@ async def about(request: web.Request) -> web.Response:
     """Describe this server: the first question of every page, which shows whether its token is
     valid.
     """
-    desk = request.app[DESK]
-    return web.json_response(
-        {
-            "version": __version__,
-            "host": os.uname().nodename,
-            "read_only": desk.read_only,
-            "store": desk.config.store,
-        }
-    )
+    desk, grant = request.app[DESK], request.get(GRANT, EVERYTHING)
+    body = {
+        "version": __version__,
+        "host": os.uname().nodename,
+        "read_only": desk.read_only or grant.role == "observe",
+    }
+    more = {"link": grant.to_dict()} if grant.limited else {"store": desk.config.store}
+    return web.json_response(body | more)
 
 
 async def tree(request: web.Request) -> web.Response:

@@ -73,6 +73,10 @@ def ui(
     --read-only. In the terminal the rules of criuctl attach apply: one client at a time writes,
     watching does not disturb the others, and Take over is --take.
 
+    Share, in the page of a session, makes a link for someone else: to that session's terminal and
+    processes and nothing else, to look or to type, for an hour to seven days. A link can be revoked
+    there, and ends with the server. Its bearer has to reach the server, as you do.
+
     Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
     separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
     first. ^C ends the server, with 0.

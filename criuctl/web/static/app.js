@@ -2,6 +2,7 @@
 
 import { get, learnToken, live } from "./api.js";
 import { h, put, toast, trouble } from "./dom.js";
+import { until } from "./format.js";
 import { checkpointView } from "./checkpoint.js";
 import { compareView } from "./compare.js";
 import { eventsView } from "./events.js";
@@ -42,8 +43,10 @@ function drawBar(about) {
     ),
     h("span", { class: "host" }, dot, about.host),
     about.read_only && h("span", { class: "badge" }, "read-only"),
-    h("a", { class: "events", href: "#/events" }, "Events"),
-    h("span", { class: "store", title: "the store of checkpoints" }, about.store),
+    about.link
+      ? h("span", { class: "until" }, `until ${until(about.link.expires)}`)
+      : h("a", { class: "events", href: "#/events" }, "Events"),
+    h("span", { class: "store", title: "the store of checkpoints" }, about.store ?? ""),
     h(
       "button",
       {
@@ -95,7 +98,8 @@ function route(about) {
   const leaving = leave !== null;
   leave?.();
   leave = null;
-  const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  let [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  if (about.link) [kind, rest] = ["s", [about.link.session, rest[1] ?? "terminal"]]; // there is nothing else to see
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
   document.title = [kind === "s" ? rest[0] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");

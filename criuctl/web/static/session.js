@@ -6,10 +6,12 @@ import { bars } from "./charts.js";
 import { h, put, table, trouble } from "./dom.js";
 import { eventsIn } from "./events.js";
 import { age, command, duration, lasting, size, when } from "./format.js";
+import { shareButton } from "./share.js";
 import { connections, labels, pill, tree } from "./parts.js";
 import { terminal } from "./terminal.js";
 
 const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints", events: "Events" };
+const LINKED = ["terminal", "processes"]; // what a link shows
 const LIVES = new Set(["running", "paused"]);
 
 /** The tabs that have something to show: only a holder has a terminal, and only what runs has processes. */
@@ -34,7 +36,7 @@ export function sessionView(page, name, asked, about) {
     h(
       "div",
       { class: "heading session" },
-      h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name),
+      h("h1", {}, !about.link && h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name),
       facts,
       actions,
     ),
@@ -62,7 +64,7 @@ export function sessionView(page, name, asked, about) {
       h("code", { title: command(body.command) }, command(body.command)),
       labels(body.labels),
     );
-    put(actions, about.read_only ? [] : buttons(body));
+    put(actions, about.read_only || about.link ? [] : buttons(body), !about.link && body.holder && shareButton(name));
   };
   const buttons = (body) => {
     const found = [];
@@ -78,7 +80,7 @@ export function sessionView(page, name, asked, about) {
     return found;
   };
   const drawTabs = () => {
-    const found = live.sessions ? useful(live.find(name)) : Object.keys(TABS);
+    const found = about.link ? LINKED : live.sessions ? useful(live.find(name)) : Object.keys(TABS);
     const shown = Object.keys(TABS).filter((key) => key === tab || found.includes(key));
     if (shown.join() === offered) return;
     offered = shown.join();

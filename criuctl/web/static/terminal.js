@@ -161,7 +161,9 @@ export function terminal(content, name, about) {
         : [
             mine()
               ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
-              : h("button", { onclick: take }, lease ? "Take over" : "Write"),
+              : about.link
+                ? "" // typing takes what is free; a link takes nothing from others
+                : h("button", { onclick: take }, lease ? "Take over" : "Write"),
           ]),
     );
     content.firstChild?.classList.toggle("mine", mine());
