@@ -25,10 +25,10 @@ const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "
 const LEAVE = "Ctrl+Shift+↑";
 const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
   LEAST_FONT = 6,
-  OVER = new Set(["exited", "lost"]),
-  LIVES = new Set(["running", "paused"]);
+  OVER = ["exited", "lost"],
+  LIVES = ["running", "paused"];
 
-/** One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that. */
+// One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that.
 const lineHeight = (font) => 1 + 1 / font;
 
 export function terminal(content, name, about) {
@@ -101,10 +101,7 @@ export function terminal(content, name, about) {
 
   // -- size: the session's, made to fit, while others write; the page's own while we do ------------
 
-  function draw(pixels) {
-    screen.options.fontSize = pixels;
-    screen.options.lineHeight = lineHeight(pixels);
-  }
+  const draw = (pixels) => Object.assign(screen.options, { fontSize: pixels, lineHeight: lineHeight(pixels) });
 
   function arrange() {
     if (over || !glass.clientWidth) return;
@@ -246,7 +243,7 @@ export function terminal(content, name, about) {
   function state(status) {
     if (status.state === "paused") say("paused: it stands still until it is resumed");
     else if (status.state === "checkpointed") say("checkpointed: it goes on here when it is restored");
-    else if (!OVER.has(status.state)) say("");
+    else if (!OVER.includes(status.state)) say("");
   }
 
   function ended(status) {
@@ -373,7 +370,7 @@ export function terminal(content, name, about) {
   };
   const changed = () => {
     const body = live.find(name);
-    if (settled && body?.holder && LIVES.has(body.state)) connect();
+    if (settled && body?.holder && LIVES.includes(body.state)) connect();
   };
   window.addEventListener("resize", measure);
   window.visualViewport?.addEventListener("resize", measure);
