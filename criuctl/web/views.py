@@ -60,6 +60,7 @@ class Desk(Struct):
     config: Config
     read_only: bool = False
     reporter: Reporter = field(default_factory=Reporter)
+    limits: tuple[str, ...] = ()  # see `server.Opened`
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui")
     )
@@ -162,7 +163,9 @@ async def about(request: web.Request) -> web.Response:
         "host": os.uname().nodename,
         "read_only": desk.read_only or grant.role == "observe",
     }
-    more = {"link": grant.to_dict()} if grant.limited else {"store": desk.config.store}
+    more: dict[str, Any] = {"store": desk.config.store, "limits": desk.limits}
+    if grant.limited:
+        more = {"link": grant.to_dict()}
     return web.json_response(body | more)
 
 

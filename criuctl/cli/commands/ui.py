@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ),
         ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
-    exits=[9],
+    exits=[9, 13],
     see_also=["ls", "attach", "list", "show"],
 )
 @click.option(
@@ -106,7 +106,10 @@ def ui(
                 "address": server.address.host,
                 "port": server.address.port,
                 "read_only": server.read_only,
+                "limits": list(server.limits),
             }
+            for text in server.limits:
+                tell(f"criuctl: warning: {text}")
             if app.json:
                 app.emit(body, lambda: "")
             else:

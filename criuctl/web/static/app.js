@@ -11,6 +11,7 @@ import { sessionsView } from "./sessions.js";
 
 const page = document.getElementById("page");
 const bar = document.getElementById("bar");
+const limits = document.getElementById("limits");
 let leave = null;
 
 function theme(next) {
@@ -123,6 +124,7 @@ async function start() {
     return;
   }
   drawBar(about);
+  limits.replaceChildren(...(about.limits ?? []).map((text) => h("p", {}, text)));
   live.start();
   if (!started) {
     started = true;

@@ -108,7 +108,7 @@ export function sessionsView(page, about) {
   }
 
   function draw(ticked = false) {
-    notice.replaceChildren(failure ? trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, ask) : "");
+    notice.replaceChildren(failure ? storeTrouble(failure, ask) : "");
     if (!live.sessions) {
       put(nothing, live.error ? trouble(live.error) : "asking…");
       return;
@@ -167,6 +167,12 @@ export function sessionsView(page, about) {
     clearInterval(clock);
     clearInterval(asking);
   };
+}
+
+/** A store that was not made yet is no failure of a new host. */
+function storeTrouble(failure, again) {
+  if (failure.code === "no-such-bucket") return h("p", { class: "line quiet" }, `No checkpoints yet: ${failure.message}. ${failure.hint}`);
+  return trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, again);
 }
 
 function compared(a, b) {
