@@ -6,7 +6,7 @@ import { until } from "./format.js";
 import { checkpointView } from "./checkpoint.js";
 import { compareView } from "./compare.js";
 import { eventsView } from "./events.js";
-import { sessionView } from "./session.js";
+import { LINKED, sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
 const page = document.getElementById("page");
@@ -100,7 +100,7 @@ function route(about) {
   leave?.();
   leave = null;
   let [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
-  if (about.link) [kind, rest] = ["s", [about.link.session, rest[1] ?? "terminal"]]; // there is nothing else to see
+  if (about.link) [kind, rest] = ["s", [about.link.session, LINKED.includes(rest[1]) ? rest[1] : LINKED[0]]]; // there is nothing else to see
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
   document.title = [kind === "s" ? rest[0] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");

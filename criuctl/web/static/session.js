@@ -11,7 +11,7 @@ import { connections, labels, pill, tree } from "./parts.js";
 import { terminal } from "./terminal.js";
 
 const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints", events: "Events" };
-const LINKED = ["terminal", "processes"]; // what a link shows
+export const LINKED = ["terminal", "processes"]; // what a link shows
 const LIVES = new Set(["running", "paused"]);
 
 /** The tabs that have something to show: only a holder has a terminal, and only what runs has processes. */

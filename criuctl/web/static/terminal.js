@@ -24,6 +24,7 @@ const KEYS = [
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
 const LEAVE = "Ctrl+Shift+↑";
 const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
+  LINK_ENDED = 1008, // a WebSocket's code for a violated policy
   LEAST_FONT = 6,
   OVER = ["exited", "lost"],
   LIVES = ["running", "paused"];
@@ -189,10 +190,10 @@ export function terminal(content, name, about) {
     link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
     link.onmessage = (message) =>
       typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8));
-    link.onclose = () => {
-      me = null;
-      lease = null;
+    link.onclose = ({ code }) => {
+      me = lease = null;
       drawLease();
+      if (code === LINK_ENDED) say((settled = "this link has ended"));
       if (over || settled) return;
       say(`the server does not answer; trying again…`);
       timer = setTimeout(connect, delay);
