@@ -10,14 +10,17 @@ other ports of this host, and with requests of other sites.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
+from .links import EVERYTHING, Grant, Links
 from .rules import Headers, Rules
 
 PROTOCOL = "criuctl"  # the WebSocket's own subprotocol; the token is sent as another one
+GRANT = "grant"  # the key of a request's `Grant`
 _TOKEN = "token."
+_BEARER = "Bearer "
 _OPEN_METHODS = ("GET", "HEAD")
 
 # Styles may be in attributes, where the terminal emulator puts them; scripts may not.
@@ -50,12 +53,21 @@ def refusal(status: int, code: str, message: str, hint: str = "") -> web.Respons
 class Access(Rules):
     """The rules of one server, for aiohttp."""
 
-    def bears_token(self, headers: Headers) -> bool:
-        """Return whether the request has the token; a WebSocket has it as a subprotocol."""
+    def __init__(self, names: Iterable[str] = (), links: Links | None = None) -> None:
+        """Set up; `links` are tokens that allow less than this server's own."""
+        super().__init__(names)
+        self.links = links or Links()
+
+    def grant(self, headers: Headers) -> Grant | None:
+        """Return what the token of a request allows; a WebSocket has it as a subprotocol."""
         for word in headers.get("Sec-WebSocket-Protocol", "").split(","):
             if word.strip().startswith(_TOKEN):
-                return self.is_token(word.strip()[len(_TOKEN) :])
-        return super().bears_token(headers)
+                token = word.strip()[len(_TOKEN) :]
+                break
+        else:
+            given = headers.get("Authorization", "")
+            token = given[len(_BEARER) :] if given.startswith(_BEARER) else ""
+        return EVERYTHING if self.is_token(token) else self.links.find(token)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -72,13 +84,15 @@ class Access(Rules):
         if not self.own_origin(request.headers):
             return refusal(403, "origin", "this request comes from another site's page")
         if request.path.startswith("/api/"):
-            if not self.bears_token(request.headers):
+            grant = self.grant(request.headers)
+            if grant is None:
                 return refusal(
                     401,
                     "token",
-                    "the token is missing or wrong",
+                    "the token is missing, wrong, or has expired",
                     "Open the address that `criuctl ui` has printed.",
                 )
+            request[GRANT] = grant
         elif request.method not in _OPEN_METHODS:
             return refusal(405, "method", "only the page itself is here")
         return await handler(request)

@@ -30,13 +30,14 @@ from typing import Any, TypeVar
 
 from aiohttp import WSMsgType, web
 
-from ..errors import CriuctlError
+from ..errors import CriuctlError, Forbidden
 from ..ops import sessions
 from ..session.client.keyboard import is_report
 from ..session.client.session import Answer, Event, Output, Session
 from ..session.screen.drawing import redraw
 from ..session.screen.replay import replay
-from .access import PROTOCOL
+from .access import GRANT, PROTOCOL
+from .links import EVERYTHING, Grant
 from .views import DESK, Desk
 
 T = TypeVar("T")
@@ -56,23 +57,33 @@ _NUMBERS = {"resize": ("rows", "cols"), "shown": ("bytes",)}  # the fields of th
 
 async def terminal(request: web.Request) -> web.WebSocketResponse:
     """Serve one page that is attached to one session; with ``?take=1`` it takes the write lease at
-    once.
+    once. The bearer of a link has its role, and takes nothing from others.
     """
-    desk = request.app[DESK]
-    take = request.query.get("take") == "1" and not desk.read_only
+    desk, grant = request.app[DESK], request.get(GRANT, EVERYTHING)
+    observes = desk.read_only or grant.role == "observe"
+    take = request.query.get("take") == "1" and not observes and not grant.limited
     socket = web.WebSocketResponse(
         protocols=(PROTOCOL,), heartbeat=_PING, timeout=1.0, max_msg_size=_MAX_MESSAGE
     )
     await socket.prepare(request)
     request.app[SOCKETS].add(socket)
-    role = "observe" if desk.read_only else "admin" if take else "write"
+    role = "observe" if observes else "admin" if take else "write"
+    operator = f"link-{grant.id}" if grant.limited else ""
     try:
+        grant.open(socket)
         bridge = Bridge(
             desk,
             socket,
-            await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role),
+            await desk.off(
+                sessions.connect,
+                desk.config,
+                request.match_info["name"],
+                role=role,
+                operator=operator,
+            ),
         )
         try:
+            bridge.check(grant)
             await bridge.run(take=take)
         finally:
             await desk.off(bridge.leave)
@@ -83,6 +94,7 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
         pass  # the page was closed meanwhile
     finally:
         request.app[SOCKETS].discard(socket)
+        grant.sockets.discard(socket)
     await socket.close()
     return socket
 
@@ -111,6 +123,11 @@ class Bridge:
         self._redraw_at: float | None = None
         self._ahead = 0
         self._room = asyncio.Event()  # set while the page is not too far behind
+
+    def check(self, grant: Grant) -> None:
+        """Raise `Forbidden` if the holder that has answered is not that of the link's session."""
+        if grant.limited and self._session.hello["status"]["id"] != grant.session_id:
+            raise Forbidden("the session of this link has ended; this is another one")
 
     async def run(self, *, take: bool) -> None:
         """Run until the page leaves or the holder is gone."""

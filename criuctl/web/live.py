@@ -19,7 +19,9 @@ from aiohttp import WSCloseCode, web
 from ..errors import CriuctlError
 from ..ops import sessions
 from ..ops.usage import Meter, SessionUsage
-from .access import PROTOCOL
+from .access import GRANT, PROTOCOL
+from .links import EVERYTHING, Grant
+from .sharing import seen_by
 from .views import Desk
 
 _PERIOD = 0.7  # seconds between two looks, at least
@@ -37,7 +39,7 @@ class Live:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._listeners: set[web.WebSocketResponse] = set()
+        self._listeners: dict[web.WebSocketResponse, Grant] = {}
         self._looking: asyncio.Task[None] | None = None
         self._known: dict[str, dict[str, Any]] | None = None  # None: not looked yet
         self._usage: dict[str, Used] = {}
@@ -51,16 +53,22 @@ class Live:
             protocols=(PROTOCOL,), heartbeat=_HEARTBEAT, timeout=1.0, max_msg_size=4096
         )
         await socket.prepare(request)
-        self._listeners.add(socket)
+        grant = request.get(GRANT, EVERYTHING)
+        if grant.ended:
+            await socket.close()
+            return socket
+        self._listeners[socket] = grant
+        grant.open(socket)
         try:
             if self._error is not None or self._known is not None:
-                await socket.send_str(_dumps(self._whole()))
+                await socket.send_str(_dumps(seen_by(grant, self._whole())))
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
             async for _ in socket:
                 pass  # its messages are ignored
         finally:
-            self._listeners.discard(socket)
+            self._listeners.pop(socket, None)
+            grant.sockets.discard(socket)
         return socket
 
     async def close(self) -> None:
@@ -97,8 +105,7 @@ class Live:
             looks += 1
             took = time.monotonic() - began
             if message:
-                text = _dumps(message)
-                await asyncio.gather(*(self._send(socket, text) for socket in self._listeners))
+                await self._tell(message)
             await asyncio.sleep(max(_PERIOD, _SHARE * took))
         self._known = self._error = None  # the next listener gets the current list
 
@@ -128,12 +135,21 @@ class Live:
         self._usage = now
         return {"usage": news} if news else {}
 
+    async def _tell(self, message: Mapping[str, Any]) -> None:
+        text = _dumps(message)
+        sending = []
+        for socket, grant in self._listeners.items():
+            seen = seen_by(grant, message) if grant.limited else message
+            if seen:
+                sending.append(self._send(socket, _dumps(seen) if grant.limited else text))
+        await asyncio.gather(*sending)
+
     async def _send(self, socket: web.WebSocketResponse, text: str) -> None:
         """Send to one page; one that receives nothing is dropped, and reconnects when it can."""
         try:
             await asyncio.wait_for(socket.send_str(text), _PATIENCE)
         except (ConnectionError, TimeoutError):
-            self._listeners.discard(socket)
+            self._listeners.pop(socket, None)
             await socket.close()
 
     def _notice(self, found: Mapping[str, Mapping[str, Any]]) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from aiohttp import WSCloseCode, web
 from msgspec import Struct
 
 from ..config import Config
+from ..ops import host_checks, sessions
 from ..report import Reporter
 from ..session.client import caller
 from .access import Access, harden
@@ -23,6 +24,8 @@ from .live import Live
 from .overview import COUNT, StoreCount
 from .overview import ROUTES as OVERVIEW
 from .rules import Address, listen
+from .sharing import LINKS, limited
+from .sharing import ROUTES as SHARING
 from .steps import steps
 from .views import DESK, ROUTES, Desk, errors
 
@@ -36,6 +39,7 @@ class Opened(Struct, frozen=True):
     address: Address
     url: str
     read_only: bool
+    limits: tuple[str, ...] = ()  # sentences: what this server lacks, and what will fail therefore
 
 
 def serve(
@@ -51,8 +55,9 @@ def serve(
     """Serve until SIGINT, SIGTERM or SIGHUP; `opened` is called when the page can be opened.
 
     `program` is the criuctl, with its global options, that runs the page's actions. Raise
-    `Conflict` when the address is taken.
+    `Conflict` when the address is taken, `PlatformError` when this user may not see the sessions.
     """
+    sessions.sessions(config)  # where this fails, the page would show nothing else
     asyncio.run(_serve(config, address, program, reporter, read_only, names, opened))
 
 
@@ -67,7 +72,7 @@ async def _serve(
 ) -> None:
     # What the page does, here and by commands, a person does; a unit that serves it is none.
     os.environ.setdefault(caller.KIND, "human")
-    desk = Desk(config, read_only, reporter)
+    desk = Desk(config, read_only, reporter, limits=tuple(_limits(config)))
     access = Access([address.host, *names])
     live, actions = Live(desk), Actions(desk, program)
     gate = Gate()
@@ -92,7 +97,7 @@ async def _serve(
         assert runner.server is not None
         async with gate.opened(runner.server, sock=sock):
             bound = Address(address.host, sock.getsockname()[1])
-            opened(Opened(bound, f"{bound.url()}#token={access.token}", read_only))
+            opened(Opened(bound, f"{bound.url()}#token={access.token}", read_only, desk.limits))
             await ended.wait()
             await actions.close()
     finally:
@@ -103,18 +108,27 @@ async def _serve(
                 loop.remove_signal_handler(number)
 
 
+def _limits(config: Config) -> Iterator[str]:
+    for finding in host_checks.rights(config):
+        if finding.level == "error":
+            yield f"{finding.text}: snapshot, dump and restore will fail."
+
+
 def application(
     desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate
 ) -> web.Application:
     """Return the application with all its routes."""
     app = web.Application(
-        middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10
+        middlewares=[gate.middleware, access.middleware, errors, limited],
+        client_max_size=64 << 10,
     )
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)
     app[COUNT] = StoreCount()
-    app.add_routes([*ROUTES, *OVERVIEW])
+    app[LINKS] = access.links
+    app.cleanup_ctx.append(access.links.watch)
+    app.add_routes([*ROUTES, *OVERVIEW, *SHARING])
     app.router.add_get("/api/live", live.listen)
     app.router.add_get("/api/sessions/{name}/steps", steps)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)

@@ -26,7 +26,8 @@ from ..host.registry import Registry
 from ..host.target import Target
 from ..proc.tree import read_tree
 from ..report import Reporter
-from .access import refusal
+from .access import GRANT, refusal
+from .links import EVERYTHING
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Desk(Struct):
     config: Config
     read_only: bool = False
     reporter: Reporter = field(default_factory=Reporter)
+    limits: tuple[str, ...] = ()  # see `server.Opened`
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui")
     )
@@ -155,15 +157,16 @@ async def about(request: web.Request) -> web.Response:
     """Describe this server: the first question of every page, which shows whether its token is
     valid.
     """
-    desk = request.app[DESK]
-    return web.json_response(
-        {
-            "version": __version__,
-            "host": os.uname().nodename,
-            "read_only": desk.read_only,
-            "store": desk.config.store,
-        }
-    )
+    desk, grant = request.app[DESK], request.get(GRANT, EVERYTHING)
+    body = {
+        "version": __version__,
+        "host": os.uname().nodename,
+        "read_only": desk.read_only or grant.role == "observe",
+    }
+    more: dict[str, Any] = {"store": desk.config.store, "limits": desk.limits}
+    if grant.limited:
+        more = {"link": grant.to_dict()}
+    return web.json_response(body | more)
 
 
 async def tree(request: web.Request) -> web.Response:
@@ -247,6 +250,23 @@ async def checkpoint(request: web.Request) -> web.Response:
     return web.json_response(_page_of(shown.to_dict()), dumps=_dumps)
 
 
+async def difference(request: web.Request) -> web.Response:
+    """Return what is different between two checkpoints, given by their ids."""
+    from ..ops.diff import diff
+
+    desk = request.app[DESK]
+    before, after = request.match_info["before"], request.match_info["after"]
+    for identifier in (before, after):
+        if _ID.fullmatch(identifier) is None:
+            raise NotFound(f"{identifier[:40]!r} is no checkpoint's id")
+    found = await desk.off(diff, desk.config, before, after, reporter=Reporter())
+    body = found.to_dict()
+    for kind in ("processes", "descriptors", "connections", "files"):
+        for change in ("added", "removed", "changed"):
+            body[kind][change] = body[kind][change][:_SHOWN]
+    return web.json_response(body, dumps=_dumps)
+
+
 def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint without what the page does not show; a tree may have very many files."""
     left_out = ("images", "machine", "hooks", "features", "origin")
@@ -267,4 +287,5 @@ ROUTES = (
     web.get("/api/sessions/{name}/timings", timings),
     web.get("/api/newest", newest),
     web.get("/api/checkpoints/{id}", checkpoint),
+    web.get("/api/differences/{before}/{after}", difference),
 )

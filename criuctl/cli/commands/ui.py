@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         ),
         ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
-    exits=[9],
+    exits=[9, 13],
     see_also=["ls", "attach", "list", "show"],
 )
 @click.option(
@@ -74,9 +74,13 @@ def ui(
     --read-only. In the terminal the rules of criuctl attach apply: one client at a time writes,
     watching does not disturb the others, and Take over is --take.
 
-    Actions of the page (pause, resume, snapshot, dump, restore) are run by a separate criuctl; when
-    the server is stopped meanwhile, that one is interrupted and cleans up first. ^C ends the
-    server, with 0.
+    Share, in the page of a session, makes a link for someone else: to that session's terminal and
+    processes and nothing else, to look or to type, for an hour to seven days. A link can be revoked
+    there, and ends with the server. Its bearer has to reach the server, as you do.
+
+    Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
+    separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
+    first. ^C ends the server, with 0.
     """
     need("ui", "aiohttp")
     from ...web.rules import Address
@@ -104,7 +108,10 @@ def ui(
                 "address": server.address.host,
                 "port": server.address.port,
                 "read_only": server.read_only,
+                "limits": list(server.limits),
             }
+            for text in server.limits:
+                tell(f"criuctl: warning: {text}")
             if app.json:
                 app.emit(body, lambda: "")
             else:

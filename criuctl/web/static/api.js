@@ -14,18 +14,18 @@ export class Failure extends Error {
   }
 }
 
-/** Take the token out of the address, where it should not stay. */
+/** Take the token out of the address, where it should not stay; a link has the name of its session there as well. */
 export function learnToken(text = location.hash) {
-  const found = /#token=([\w-]+)/.exec(text);
+  const found = /#token=([\w-]+)(?:&s=([^&]+))?/.exec(text);
   if (!found) return false;
   localStorage.setItem(KEY, found[1]);
-  history.replaceState(null, "", `${location.pathname}#/`);
+  history.replaceState(null, "", `${location.pathname}#/${found[2] ? `s/${found[2]}` : ""}`);
   return true;
 }
 
 export const token = () => localStorage.getItem(KEY) ?? "";
 
-async function ask(path, options = {}) {
+export async function ask(path, options = {}) {
   let response;
   try {
     response = await fetch(path, {

@@ -2,13 +2,16 @@
 
 import { get, learnToken, live } from "./api.js";
 import { h, put, toast, trouble } from "./dom.js";
+import { until } from "./format.js";
 import { checkpointView } from "./checkpoint.js";
+import { compareView } from "./compare.js";
 import { eventsView } from "./events.js";
-import { sessionView } from "./session.js";
+import { LINKED, sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
 const page = document.getElementById("page");
 const bar = document.getElementById("bar");
+const limits = document.getElementById("limits");
 let leave = null;
 
 function theme(next) {
@@ -41,8 +44,10 @@ function drawBar(about) {
     ),
     h("span", { class: "host" }, dot, about.host),
     about.read_only && h("span", { class: "badge" }, "read-only"),
-    h("a", { class: "events", href: "#/events" }, "Events"),
-    h("span", { class: "store", title: "the store of checkpoints" }, about.store),
+    about.link
+      ? h("span", { class: "until" }, `until ${until(about.link.expires)}`)
+      : h("a", { class: "events", href: "#/events" }, "Events"),
+    h("span", { class: "store", title: "the store of checkpoints" }, about.store ?? ""),
     h(
       "button",
       {
@@ -94,13 +99,15 @@ function route(about) {
   const leaving = leave !== null;
   leave?.();
   leave = null;
-  const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  let [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  if (about.link) [kind, rest] = ["s", [about.link.session, LINKED.includes(rest[1]) ? rest[1] : LINKED[0]]]; // there is nothing else to see
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
-  document.title = [kind === "s" ? rest[0] : kind === "c" ? "checkpoint" : kind, "criuctl"].filter(Boolean).join(" · ");
+  document.title = [kind === "s" ? rest[0] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");
   if (leaving) page.focus({ preventScroll: true }); // what had the focus is gone; keys go on at the view
   if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
+  else if (kind === "d" && rest[1]) leave = compareView(page, rest[0], rest[1]);
   else if (kind === "events") leave = eventsView(page);
   else leave = sessionsView(page, about);
 }
@@ -117,6 +124,7 @@ async function start() {
     return;
   }
   drawBar(about);
+  limits.replaceChildren(...(about.limits ?? []).map((text) => h("p", {}, text)));
   live.start();
   if (!started) {
     started = true;

@@ -1,10 +1,11 @@
 // What one checkpoint holds.
 
+import { actionButton } from "./actions.js";
 import { get, named } from "./api.js";
 import { stack } from "./charts.js";
 import { h, table, trouble } from "./dom.js";
 import { age, duration, size, when } from "./format.js";
-import { actionButton, connections, labels, tree } from "./parts.js";
+import { connections, labels, tree } from "./parts.js";
 
 export function checkpointView(page, id, about) {
   let over = false;
@@ -51,7 +52,15 @@ export function checkpointView(page, id, about) {
           labels(c.labels),
         ),
         !about.read_only &&
-          h("div", { class: "actions" }, actionButton("restore", `${c.session}@${c.number}`, { more: { checkpoint: c.id } })),
+          h(
+            "div",
+            { class: "actions" },
+            actionButton("restore", `${c.session}@${c.number}`, { more: { checkpoint: c.id } }),
+            actionButton("copy", `${c.session}@${c.number}`, {
+              more: { checkpoint: c.id },
+              done: (body) => (location.hash = `#/s/${named(body.session)}`),
+            }),
+          ),
       ),
       c.warnings.length
         ? h(

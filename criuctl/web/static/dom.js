@@ -66,28 +66,29 @@ export function trouble(error, again) {
   );
 }
 
-/** Ask before something is done; true if it was confirmed. */
-export function confirm({ title, text, action, danger }) {
+/** Ask before something is done: null, or the values of `fields` ({name, label, value?, required?}). What ends something is not preset. */
+export function confirm({ title, text, action, danger, fields = [] }) {
   return new Promise((answer) => {
-    const dialog = h(
-      "dialog",
-      { class: "confirm" },
+    const inputs = fields.map((field) =>
+      h("input", { name: field.name, value: field.value, required: field.required, autocomplete: "off", spellcheck: "false", autofocus: true }),
+    );
+    const form = h(
+      "form",
+      { method: "dialog" },
+      h("h2", { id: "question" }, title),
+      h("p", {}, text),
+      inputs.map((input, i) => h("label", {}, fields[i].label, input)),
       h(
-        "form",
-        { method: "dialog" },
-        h("h2", {}, title),
-        h("p", {}, text),
-        h(
-          "div",
-          { class: "buttons" },
-          h("button", { value: "no" }, "Cancel"),
-          h("button", { value: "yes", class: danger ? "danger" : "primary", autofocus: true }, action),
-        ),
+        "div",
+        { class: "buttons" },
+        h("button", { type: "button", onclick: () => dialog.close(), autofocus: Boolean(danger) }, "Cancel"),
+        h("button", { value: "yes", class: danger ? "danger" : "primary", autofocus: !danger && !fields.length }, action),
       ),
     );
+    const dialog = h("dialog", { class: "confirm", "aria-labelledby": "question" }, form);
     dialog.addEventListener("close", () => {
       dialog.remove();
-      answer(dialog.returnValue === "yes");
+      answer(dialog.returnValue === "yes" ? Object.fromEntries(inputs.map((input) => [input.name, input.value.trim()])) : null);
     });
     document.body.append(dialog);
     dialog.showModal();

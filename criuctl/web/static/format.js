@@ -53,6 +53,14 @@ export function when(time) {
   return Number.isNaN(then.getTime()) ? "–" : then.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** A moment that is not far: the time alone, if it is today. */
+export function until(time) {
+  const then = new Date(time);
+  if (Number.isNaN(then.getTime())) return "–";
+  const today = then.toDateString() === new Date().toDateString();
+  return then.toLocaleString(undefined, today ? { timeStyle: "short" } : { dateStyle: "short", timeStyle: "short" });
+}
+
 export function command(words) {
   const plain = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
   return (words ?? []).map(plain).join(" ").replace(/\s+/g, " ");

@@ -1,8 +1,7 @@
-// What several pages show: states, trees of processes, connections, actions.
+// What several pages show: states, trees of processes, connections.
 
-import { act } from "./api.js";
-import { confirm, h, table, toast } from "./dom.js";
-import { command, duration, size } from "./format.js";
+import { h, table } from "./dom.js";
+import { command, size } from "./format.js";
 
 /** A state as a coloured word. */
 export function pill(body) {
@@ -86,60 +85,4 @@ export function connections(records) {
       : h("span", { class: "quiet" }, ["listen", "bound"].includes(c.state) ? "comes back" : "inside the tree"),
   ]);
   return table(columns, rows, "no connections");
-}
-
-const ACTIONS = {
-  pause: {
-    title: "Pause",
-    text: (name) => `Every process of ${name} is frozen where it is, until it is resumed.`,
-    action: "Pause",
-  },
-  resume: { title: "Resume", text: (name) => `${name} goes on.`, action: "Resume" },
-  snapshot: {
-    title: "Snapshot",
-    text: (name) => `${name} is frozen for a moment, stored as a checkpoint, and runs on.`,
-    action: "Take a snapshot",
-  },
-  dump: {
-    title: "Dump and end",
-    text: (name) => `${name} is stored as a checkpoint, and then ended. A restore brings it back as it was.`,
-    action: "Dump and end it",
-    danger: true,
-  },
-  restore: {
-    title: "Restore",
-    text: (name) => `${name} is brought back to life on this host, as it was when the checkpoint was taken.`,
-    action: "Restore",
-  },
-};
-
-function outcome(action, name, body) {
-  if (action === "snapshot" || action === "dump") {
-    const still = `stood still for ${duration(body.frozen_ms)}`;
-    return `${name}@${body.number ?? "?"} is stored: ${size(body.bytes?.memory)} of memory, ${still}`;
-  }
-  return action === "restore" ? `${body.session} runs again, PID ${body.pid}` : `${name} is ${body.state}`;
-}
-
-/** A button that asks for confirmation, then acts; `more` holds what the server needs besides the session's name. */
-export function actionButton(action, name, { more = {}, label, done } = {}) {
-  const what = ACTIONS[action];
-  const button = h("button", { class: what.danger ? "danger" : "", "data-action": action }, label ?? what.title);
-  button.addEventListener("click", async () => {
-    if (!(await confirm({ ...what, title: `${what.title}: ${name}`, text: what.text(name) }))) return;
-    button.disabled = true;
-    button.classList.add("busy");
-    try {
-      const body = await act({ action, session: name, ...more });
-      toast(outcome(action, name, body), body.exit_code === 11 ? "warning" : "good");
-      for (const text of body.warnings ?? []) toast(text, "warning");
-      done?.(body);
-    } catch (error) {
-      toast(error.hint ? `${error.message} (${error.hint})` : error.message, "error");
-    } finally {
-      button.disabled = false;
-      button.classList.remove("busy");
-    }
-  });
-  return button;
 }

@@ -1,11 +1,13 @@
 // One session: its terminal, processes, connections, steps and checkpoints, each under a tab of its own.
 
+import { actionButton } from "./actions.js";
 import { get, live, named } from "./api.js";
 import { bars } from "./charts.js";
 import { h, put, table, trouble } from "./dom.js";
 import { eventsIn } from "./events.js";
 import { age, command, duration, lasting, size, when } from "./format.js";
-import { actionButton, connections, labels, pill, tree } from "./parts.js";
+import { shareButton } from "./share.js";
+import { connections, labels, pill, tree } from "./parts.js";
 import { steps } from "./steps.js";
 import { terminal } from "./terminal.js";
 
@@ -17,6 +19,7 @@ const TABS = {
   checkpoints: "Checkpoints",
   events: "Events",
 };
+export const LINKED = ["terminal", "processes"]; // what a link shows
 const LIVES = new Set(["running", "paused"]);
 
 /** The tabs that have something to show: only a holder has a terminal, and only what runs has processes. */
@@ -31,6 +34,7 @@ function useful(body) {
 /** `asked` is the tab that the address names; without one it is the terminal where there is one. */
 export function sessionView(page, name, asked, about) {
   let tab = null,
+    met = false,
     offered = "",
     left = null;
   const facts = h("div", { class: "facts" });
@@ -41,7 +45,7 @@ export function sessionView(page, name, asked, about) {
     h(
       "div",
       { class: "heading session" },
-      h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name),
+      h("h1", {}, !about.link && h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name),
       facts,
       actions,
     ),
@@ -69,20 +73,23 @@ export function sessionView(page, name, asked, about) {
       h("code", { title: command(body.command) }, command(body.command)),
       labels(body.labels),
     );
-    put(actions, about.read_only ? [] : buttons(body));
+    put(actions, about.read_only || about.link ? [] : buttons(body), !about.link && body.holder && shareButton(name));
   };
   const buttons = (body) => {
     const found = [];
     if (LIVES.has(body.state)) {
       if (body.holder) found.push(actionButton(body.state === "paused" ? "resume" : "pause", name));
-      found.push(actionButton("snapshot", name), actionButton("dump", name));
-    } else if (body.checkpoint && !body.moved_to) {
-      found.push(actionButton("restore", name, { more: { checkpoint: body.checkpoint } }));
+      found.push(actionButton("snapshot", name), actionButton("dump", name), actionButton("kill", name));
+    } else {
+      const more = { checkpoint: body.checkpoint };
+      if (body.checkpoint && !body.moved_to) found.push(actionButton("restore", name, { more }));
+      if (body.state !== "checkpointed") found.push(actionButton("forget", name, { done: () => (location.hash = "#/") }));
+      else if (!body.moved_to) found.push(actionButton("kill", name));
     }
     return found;
   };
   const drawTabs = () => {
-    const found = live.sessions ? useful(live.find(name)) : Object.keys(TABS);
+    const found = about.link ? LINKED : live.sessions ? useful(live.find(name)) : Object.keys(TABS);
     const shown = Object.keys(TABS).filter((key) => key === tab || found.includes(key));
     if (shown.join() === offered) return;
     offered = shown.join();
@@ -92,6 +99,10 @@ export function sessionView(page, name, asked, about) {
     );
   };
   const open = (chosen) => {
+    if (chosen === tab) return;
+    left?.();
+    left = null;
+    offered = "";
     tab = chosen;
     content.className = `tab ${tab}`;
     const views = { terminal, processes, connections: connectionsTab, steps: stepsTab, checkpoints: checkpointsTab, events: eventsIn };
@@ -100,7 +111,10 @@ export function sessionView(page, name, asked, about) {
   };
   const changed = () => {
     drawHead();
-    if (tab === null && (live.sessions || live.error)) open(live.find(name)?.holder ? "terminal" : "checkpoints");
+    const body = live.find(name);
+    // A session that was started a moment ago is not in the list at first.
+    if (!asked && !met && (body || (tab === null && (live.sessions || live.error)))) open(body?.holder ? "terminal" : "checkpoints");
+    met ||= Boolean(body);
     drawTabs();
   };
   live.addEventListener("change", changed);
@@ -186,6 +200,20 @@ function stepsTab(content, name) {
   );
 }
 
+/** Two checkpoints to choose, the last two at first. */
+function comparison(checkpoints) {
+  const select = (label, chosen) =>
+    h(
+      "select",
+      { "aria-label": label },
+      checkpoints.toReversed().map((c, i) => h("option", { value: c.id, selected: i === chosen }, `${c.session}@${c.number}`)),
+    );
+  const before = select("Compare", 1);
+  const after = select("with", 0);
+  const go = () => (location.hash = `#/d/${before.value}/${after.value}`);
+  return h("div", { class: "comparison" }, "Compare", before, "with", after, h("button", { onclick: go }, "Compare"));
+}
+
 function checkpointsTab(content, name) {
   const charts = h("div", { class: "charts" });
   const list = h("div", {});
@@ -233,6 +261,7 @@ function checkpointsTab(content, name) {
     );
     if (found.count > found.checkpoints.length)
       list.append(h("p", { class: "quiet" }, `and ${found.count - found.checkpoints.length} older ones`));
+    if (found.checkpoints.length > 1) list.append(comparison(found.checkpoints));
     place.replaceChildren(list);
   }
 

@@ -1,7 +1,8 @@
 // All sessions: their state as it changes, what they use, and when each was stored last.
 //
-// A row is made once and then only told what is different, cell by cell: hundreds of them stay quick, and keep the focus and the mouse.
+// A row is made once and then changed cell by cell, only where it is different: hundreds of rows stay quick and keep the focus.
 
+import { actionButton } from "./actions.js";
 import { get, live, named } from "./api.js";
 import { h, put, trouble } from "./dom.js";
 import { age, command, percent, plural, size, when } from "./format.js";
@@ -17,30 +18,31 @@ const COLUMNS = [
   { key: "stored", name: "Last checkpoint", value: (one) => -(Date.parse(one.newest?.created) || 0) },
 ];
 
-// What was chosen last; it stays while the page is open.
-const wish = { text: "", state: "", sort: "state", backwards: false };
+// The order and the filters, which stay while the page is open.
+const choice = { text: "", state: "", sort: "state", backwards: false };
 
 export function sessionsView(page, about) {
   const filter = h("input", {
     type: "search",
     placeholder: "Filter",
     "aria-label": "Filter by name, command, state or label",
-    value: wish.text,
+    value: choice.text,
     oninput: () => {
-      wish.text = filter.value;
+      choice.text = filter.value;
       draw();
     },
   });
   const order = h(
     "select",
     { class: "order", "aria-label": "Sort by", onchange: () => sort(order.value) },
-    COLUMNS.map((column) => h("option", { value: column.key, selected: column.key === wish.sort }, column.name)),
+    COLUMNS.map((column) => h("option", { value: column.key, selected: column.key === choice.sort }, column.name)),
   );
   const states = ORDER.map((state) => stateButton(state));
   const heads = COLUMNS.map((column) => headOf(column, sort));
   const head = h("div", { class: "row head", role: "row" }, heads, h("span", { role: "columnheader" }, h("span", { class: "unseen" }, "Labels")));
   const list = h("div", { class: "sessions", role: "table", "aria-label": "Sessions" }, head);
   const nothing = h("p", { class: "empty" }, "asking…");
+  const begin = actionButton("run", "", { done: (body) => (location.hash = `#/s/${named(body.session)}`) });
   const notice = h("div", {});
   const held = h("small", { class: "held" });
   const rows = new Map();
@@ -48,7 +50,7 @@ export function sessionsView(page, about) {
     failure = null,
     known = "";
   page.replaceChildren(
-    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter),
+    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter, !about.read_only && begin),
     h("p", { class: "line" }, held),
     notice,
     list,
@@ -75,8 +77,8 @@ export function sessionsView(page, about) {
   }
 
   function sort(key) {
-    wish.backwards = key === wish.sort && !wish.backwards;
-    wish.sort = order.value = key;
+    choice.backwards = key === choice.sort && !choice.backwards;
+    choice.sort = order.value = key;
     draw();
   }
 
@@ -84,13 +86,13 @@ export function sessionsView(page, about) {
     const count = h("b", {});
     const button = h("button", { class: `count ${state}`, hidden: true, "aria-pressed": "false" }, count, ` ${state}`);
     button.addEventListener("click", () => {
-      wish.state = wish.state === state ? "" : state;
+      choice.state = choice.state === state ? "" : state;
       draw();
     });
     button.show = (found) => {
       count.textContent = found;
-      button.hidden = !found && wish.state !== state;
-      button.setAttribute("aria-pressed", String(wish.state === state));
+      button.hidden = !found && choice.state !== state;
+      button.setAttribute("aria-pressed", String(choice.state === state));
     };
     return button;
   }
@@ -106,7 +108,7 @@ export function sessionsView(page, about) {
   }
 
   function draw(ticked = false) {
-    notice.replaceChildren(failure ? trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, ask) : "");
+    notice.replaceChildren(failure ? storeTrouble(failure, ask) : "");
     if (!live.sessions) {
       put(nothing, live.error ? trouble(live.error) : "asking…");
       return;
@@ -114,11 +116,11 @@ export function sessionsView(page, about) {
     const found = all();
     ORDER.forEach((state, i) => states[i].show(found.filter((one) => one.state === state).length));
     heads.forEach((one) => one.show());
-    const column = COLUMNS.find((one) => one.key === wish.sort);
+    const column = COLUMNS.find((one) => one.key === choice.sort);
     const shown = found
-      .filter((one) => (!wish.state || one.state === wish.state) && matches(one, wish.text))
+      .filter((one) => (!choice.state || one.state === choice.state) && matches(one, choice.text))
       .map((one) => ({ one, value: column.value(one) }))
-      .sort((a, b) => compared(a.value, b.value) * (wish.backwards ? -1 : 1) || compared(a.one.session, b.one.session))
+      .sort((a, b) => compared(a.value, b.value) * (choice.backwards ? -1 : 1) || compared(a.one.session, b.one.session))
       .map(({ one }) => one);
     place(shown, ticked);
     list.hidden = !shown.length;
@@ -167,6 +169,12 @@ export function sessionsView(page, about) {
   };
 }
 
+/** A store that was not made yet is no failure of a new host. */
+function storeTrouble(failure, again) {
+  if (failure.code === "no-such-bucket") return h("p", { class: "line quiet" }, `No checkpoints yet: ${failure.message}. ${failure.hint}`);
+  return trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, again);
+}
+
 function compared(a, b) {
   return a < b ? -1 : a > b ? 1 : 0;
 }
@@ -186,8 +194,8 @@ function headOf(column, sort) {
     h("button", { class: "sort", onclick: () => sort(column.key) }, column.name),
   );
   cell.show = () => {
-    const mine = wish.sort === column.key;
-    if (mine) cell.setAttribute("aria-sort", wish.backwards ? "descending" : "ascending");
+    const mine = choice.sort === column.key;
+    if (mine) cell.setAttribute("aria-sort", choice.backwards ? "descending" : "ascending");
     else cell.removeAttribute("aria-sort");
   };
   return cell;
@@ -247,7 +255,7 @@ class Row {
   }
 }
 
-/** What tells whether it is still the same, and the content. */
+/** A sign that changes with the content, and the content. */
 function stored(found, { known, failed }) {
   if (!found) {
     const text = failed ? "not known" : known ? "never" : "…";

@@ -24,11 +24,12 @@ const KEYS = [
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
 const LEAVE = "Ctrl+Shift+↑";
 const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
+  LINK_ENDED = 1008, // a WebSocket's code for a violated policy
   LEAST_FONT = 6,
-  OVER = new Set(["exited", "lost"]),
-  LIVES = new Set(["running", "paused"]);
+  OVER = ["exited", "lost"],
+  LIVES = ["running", "paused"];
 
-/** One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that. */
+// One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that.
 const lineHeight = (font) => 1 + 1 / font;
 
 export function terminal(content, name, about) {
@@ -101,10 +102,7 @@ export function terminal(content, name, about) {
 
   // -- size: the session's, made to fit, while others write; the page's own while we do ------------
 
-  function draw(pixels) {
-    screen.options.fontSize = pixels;
-    screen.options.lineHeight = lineHeight(pixels);
-  }
+  const draw = (pixels) => Object.assign(screen.options, { fontSize: pixels, lineHeight: lineHeight(pixels) });
 
   function arrange() {
     if (over || !glass.clientWidth) return;
@@ -161,7 +159,9 @@ export function terminal(content, name, about) {
         : [
             mine()
               ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
-              : h("button", { onclick: take }, lease ? "Take over" : "Write"),
+              : about.link
+                ? "" // typing takes what is free; a link takes nothing from others
+                : h("button", { onclick: take }, lease ? "Take over" : "Write"),
           ]),
     );
     content.firstChild?.classList.toggle("mine", mine());
@@ -190,10 +190,10 @@ export function terminal(content, name, about) {
     link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
     link.onmessage = (message) =>
       typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8));
-    link.onclose = () => {
-      me = null;
-      lease = null;
+    link.onclose = ({ code }) => {
+      me = lease = null;
       drawLease();
+      if (code === LINK_ENDED) say((settled = "this link has ended"));
       if (over || settled) return;
       say(`the server does not answer; trying again…`);
       timer = setTimeout(connect, delay);
@@ -244,7 +244,7 @@ export function terminal(content, name, about) {
   function state(status) {
     if (status.state === "paused") say("paused: it stands still until it is resumed");
     else if (status.state === "checkpointed") say("checkpointed: it goes on here when it is restored");
-    else if (!OVER.has(status.state)) say("");
+    else if (!OVER.includes(status.state)) say("");
   }
 
   function ended(status) {
@@ -371,7 +371,7 @@ export function terminal(content, name, about) {
   };
   const changed = () => {
     const body = live.find(name);
-    if (settled && body?.holder && LIVES.has(body.state)) connect();
+    if (settled && body?.holder && LIVES.includes(body.state)) connect();
   };
   window.addEventListener("resize", measure);
   window.visualViewport?.addEventListener("resize", measure);

@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.web.access import Access
-from criuctl.web.actions import Actions
+from criuctl.web.actions import _COMMANDS, Actions
 from criuctl.web.bridge import Bridge
 from criuctl.web.connection_limits import Gate
 from criuctl.web.live import Live
@@ -32,6 +32,9 @@ ASKED += [
     "sessions/web/timings",
     "sessions/web/steps",
     "newest",
+    "events",
+    "store",
+    "differences/" + "0" * 32 + "/" + "1" * 32,
     "checkpoints/" + "0" * 32,
     "live",
     "sessions/web/terminal",
@@ -216,6 +219,13 @@ def test_only_the_page_and_answers_are_served(talk: Talk) -> None:
         ({"action": "dump", "session": "4711"}, 400),
         ({"action": ["dump"], "session": "web"}, 400),
         ({"action": "pause", "session": "../x"}, 404),
+        ({"action": "kill", "session": "--help"}, 400),
+        ({"action": "kill"}, 400),
+        ({"action": "forget", "session": "--ended-before=1s"}, 400),
+        ({"action": "run", "command": " "}, 400),
+        ({"action": "run", "command": "'"}, 400),
+        ({"action": "run", "command": "bash", "session": "--host-pids"}, 400),
+        ({"action": "restore", "checkpoint": "0" * 32, "as": "--lazy"}, 400),
         (["dump"], 400),
         ("x" * 70_000, 400),
     ],
@@ -248,7 +258,7 @@ def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
 @pytest.mark.parametrize("talk", [True], indirect=True)
 def test_a_page_that_may_only_look_starts_nothing(talk: Talk) -> None:
     async def conversation(page: Page) -> None:
-        for action in ("pause", "resume", "snapshot", "dump", "restore", "format"):
+        for action in (*_COMMANDS, "pause", "resume", "format"):
             answer = await page.post(
                 "/api/actions", {"action": action, "session": "web", "checkpoint": "0" * 32}
             )

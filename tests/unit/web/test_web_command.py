@@ -9,15 +9,33 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+from support.neighbour import as_neighbour
 
 from criuctl.cli.commands.ui import _shown_in_browser
 from criuctl.cli.main import main
+from criuctl.config import Config
+from criuctl.web.server import _limits
 
 
 def test_other_machines_are_let_in_on_demand_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ui", "--listen", "0.0.0.0:0"]) == 2
     assert "ssh -L" in capsys.readouterr().err
     assert main(["ui", "--listen", "somewhere"]) == 2
+
+
+def test_what_does_not_work_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when somebody has opened the page, and presses a button."""
+    state = tmp_path / "state"
+    (state / "sessions").mkdir(parents=True)
+    state.chmod(0o700)
+    monkeypatch.setenv("CRIUCTL_STATE_DIR", str(state))
+    monkeypatch.setenv("CRIUCTL_RUN_DIR", str(tmp_path / "run"))
+    assert as_neighbour(lambda: main(["ui", "--listen", "127.0.0.1:0"])) == "returned 13"
+    said = as_neighbour(lambda: list(_limits(Config())))
+    assert "not run as root" in said and "restore will fail" in said
+    assert list(_limits(Config())) == []
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
