@@ -173,7 +173,7 @@ def list_(app: App) -> int:
 @pass_app
 def remove(app: App, names: tuple[str, ...]) -> int:
     """Stop and disable units, and remove their files from /etc/systemd/system. Sessions run on.
-    Files in /etc/default and drop-ins stay.
+    Files in /etc/default, drop-ins, and the units of criuctl's Debian package stay.
     """
     from ...ops.scheduling import units
 

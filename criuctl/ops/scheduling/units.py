@@ -24,6 +24,7 @@ from ...session.names import check_name
 from . import timers
 
 PLACES = timers.Places()
+PACKAGED = Path("/usr/lib/systemd/system")  # the units of criuctl's Debian package
 NAMES = ("recover", "supervise", "ui", "ui-read-only")
 _TEXTS = Path(__file__).parents[2] / "units"
 _COMMAND = "@CRIUCTL@"
@@ -63,6 +64,14 @@ class Unit(Struct, frozen=True):
     def path(self) -> Path:
         """Where `install` writes it."""
         return PLACES.units / self.file
+
+    @property
+    def found(self) -> Path | None:
+        """The file that systemd uses: ours, or that of the Debian package; None if there is
+        none.
+        """
+        paths = (self.path, PACKAGED / self.file)
+        return next((path for path in paths if os.path.lexists(path)), None)
 
     def text(
         self, argv: Sequence[str], variables: Mapping[str, str], options: Sequence[str] = ()
@@ -104,8 +113,8 @@ def install(
                 "--now needs the session that is to be kept alive",
                 hint="Name it: `criuctl unit install supervise@SESSION --now`.",
             )
-    texts = {unit.path: unit.text(argv, variables) for unit in units}
-    wanted = {path: text for path, text in texts.items() if _current(path) != text}
+    texts = {unit: unit.text(argv, variables) for unit in units}
+    wanted = {unit.path: text for unit, text in texts.items() if _current(unit) != text}
     for path in wanted if not replace else ():
         if os.path.lexists(path):
             raise Conflict(
@@ -131,11 +140,12 @@ def install(
 def remove(units: Sequence[Unit]) -> list[Path]:
     """Stop and disable the units, and remove their files; return those. Sessions run on.
 
-    With an instance, only that one is stopped and disabled. Raise `NotFound` for a unit that is not
+    With an instance, only that one is stopped and disabled; the files of the Debian package stay.
+    Raise `NotFound` for a unit that is not
     installed.
     """
     for unit in units:
-        if not os.path.lexists(unit.path):
+        if unit.found is None:
             raise NotFound(
                 f"{unit.path} does not exist", hint="`criuctl unit list` shows what is installed."
             )
@@ -145,7 +155,7 @@ def remove(units: Sequence[Unit]) -> list[Path]:
         started = [unit.started] if unit.instance or not unit.template else _instances(unit)
         if running and started:
             _control("disable", "--quiet", "--now", *started)
-        if unit.instance:
+        if unit.instance or unit.found != unit.path:
             continue
         for link in [*PLACES.units.glob("*.wants/*")]:
             if link.name in started:
@@ -168,13 +178,13 @@ def listed(argv: Sequence[str], variables: Mapping[str, str]) -> list[dict[str, 
     """
     found = []
     for unit in map(Unit, NAMES):
-        text = _current(unit.path)
+        text = _current(unit)
         instances = _instances(unit) if text is not None else []
         found.append(
             {
                 "name": unit.name,
                 "unit": unit.file,
-                "file": None if text is None else str(unit.path),
+                "file": None if text is None else str(unit.found),
                 "current": None if text is None else text == unit.text(argv, variables),
                 "active": [name for name in instances if _active(name)],
                 "enabled": [name for name in instances if _enabled(name)],
@@ -204,8 +214,11 @@ def _enabled(name: str) -> bool:
     return any(link.name == name for link in PLACES.units.glob("*.wants/*"))
 
 
-def _current(path: Path) -> str | None:
+def _current(unit: Unit) -> str | None:
     """Return what is in the file; None if there is none."""
+    path = unit.found
+    if path is None:
+        return None
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:

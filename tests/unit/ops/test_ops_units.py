@@ -36,6 +36,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> timers.Places:
     )
     places.booted.mkdir()
     monkeypatch.setattr(units, "PLACES", places)
+    monkeypatch.setattr(units, "PACKAGED", tmp_path / "packaged")
     monkeypatch.setenv("CRIUCTL_STATE_DIR", f"{tmp_path}/100% state")
     return places
 
@@ -109,6 +110,19 @@ def test_an_instance_is_enabled_and_let_go_alone(call: Call, places: timers.Plac
     assert _log(places)[-1] == "disable --quiet --now criuctl-supervise@web.service"
     call("remove", "supervise")
     assert not [*places.units.rglob("criuctl-supervise@*")]
+
+
+def test_those_of_a_package_are_used_and_stay(
+    call: Call, places: timers.Places, tmp_path: Path
+) -> None:
+    call("install")
+    (tmp_path / "units").rename(tmp_path / "packaged")
+    assert call("install", "ui", "--now") == {"written": [], "started": ["criuctl-ui.service"]}
+    (row,) = [one for one in call("list") if one["name"] == "ui"]
+    assert (row["file"], row["current"]) == (f"{tmp_path}/packaged/criuctl-ui.service", True)
+    assert call("remove", "ui") == {"removed": []}
+    assert _log(places)[-1] == "disable --quiet --now criuctl-ui.service"
+    assert Path(row["file"]).exists()
 
 
 def test_what_systemd_says_is_passed_on(call: Call, places: timers.Places, tmp_path: Path) -> None:
