@@ -92,17 +92,17 @@ def sample() -> str:
             parts.append(f"# -- {section} {'-' * (_WIDTH - len(section) - 6)}")
         parts.append(
             f"{_comment(key.meaning)}\n{_comment(f'Example: {key.example}')}\n"
-            f"#{key.name}: {key.default}"
+            f"{_comment(f'{key.name}: {key.default}', '#')}"
         )
     return "\n\n".join(parts) + "\n"
 
 
-def _comment(text: str) -> str:
+def _comment(text: str, sign: str = "# ") -> str:
     return textwrap.fill(
         text,
         _WIDTH,
-        initial_indent="# ",
-        subsequent_indent="# ",
+        initial_indent=sign,
+        subsequent_indent=sign if sign.endswith(" ") else f"{sign}  ",
         break_long_words=False,
         break_on_hyphens=False,
     )

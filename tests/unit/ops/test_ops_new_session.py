@@ -10,8 +10,8 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.host.registry import Registry, SessionRecord
+from criuctl.ops import new_session
 from criuctl.ops.new_session import run
-from criuctl.session.launch import daemon
 from criuctl.session.launch.daemon import Started
 
 
@@ -24,7 +24,7 @@ def test_a_session_that_has_started_is_no_failure_of_a_full_disk(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(
-        daemon,
+        new_session,
         "start_holder",
         lambda _config, spec: Started(spec.name, "0" * 32, 1, "", os.getpid(), 1),
     )
