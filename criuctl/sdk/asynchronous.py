@@ -207,6 +207,10 @@ class AsyncSession(AsyncTerminal):
         """End every process of the session; see `Session.kill`."""
         return await self._apart(lambda s: s.kill(grace))
 
+    async def forget(self) -> None:
+        """Remove this host's records of the session; see `Session.forget`."""
+        await self._apart(lambda s: s.forget())
+
     # -- checkpoints ------------------------------------------------------------------------------
 
     async def snapshot(

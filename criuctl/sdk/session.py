@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 
 from ..config import Config, load
 from ..errors import CriuctlError, NoSuchCheckpoint
-from ..ops import kill, pause, sessions, steps
+from ..ops import forget, kill, pause, sessions, steps
 from ..ops.acting import acting
 from ..session.protocol import DEFAULT_GRACE
 from ..store import settled
@@ -191,6 +191,19 @@ class Session(Terminal):
         operator.check_same()
         with acting(operator):
             return kill.kill(operator.config, self.name, grace)
+
+    def forget(self) -> None:
+        """Remove this host's records of the session, which has ended: its output, its audit log,
+        its line in ``criuctl ls``.
+
+        Its checkpoints stay. `Conflict` if it runs or can come back from one.
+        """
+        operator = self._operator
+        operator.need_admin("forgetting the session")
+        operator.check_same()
+        [done] = forget.forget(operator.config, [self.name])
+        if done.error is not None:
+            raise done.error
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 # criuctl's own Python environments; sourced by scripts/setup.
 #
 # PREFIX/venv holds a copy of the checkout's package, so criuctl continues to work when the checkout
-# is gone; CHECKOUT/.venv (--dev) uses the checkout itself and has the test tools.  Both see
-# PREFIX/pycriu through a .pth file.  A stamp in each records what was installed, so that a second
-# run has nothing to do.
+# is gone; CHECKOUT/.venv (--dev) uses the checkout itself and has the test tools, and so does
+# CHECKOUT/.venv-airflow (--adapters), which has Airflow.  All see PREFIX/pycriu through a .pth file.
+# A stamp in each records what was installed, so that a second run has nothing to do.
 
 # choose_python: sets `python`, to the distribution's interpreter if possible: one from a version
 # manager may disappear with its owner's home.
@@ -85,16 +85,27 @@ link_command() {
 
 # install_dev: makes CHECKOUT/.venv, which runs the checkout itself and its tests.
 install_dev() {
-    fresh_venv "$checkout/.venv"
-    stamp=$("$checkout/.venv/bin/python" --version | stamp_of "$checkout/pyproject.toml")
-    if [ "$(cat "$checkout/.venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
-        say "Python: installing the test tools into $checkout/.venv"
-        rm -f "$checkout/.venv/criuctl.stamp"
-        pip "$checkout/.venv" install --editable "${checkout}[dev]"
+    install_editable "$checkout/.venv" dev "the test tools"
+}
+
+# install_airflow: makes CHECKOUT/.venv-airflow, which runs the checkout below Airflow.
+install_airflow() {
+    install_editable "$checkout/.venv-airflow" airflow Airflow
+}
+
+# install_editable VENV EXTRA WHAT: makes an environment that runs the checkout itself, with an extra
+# of it, which is called WHAT.
+install_editable() {
+    fresh_venv "$1"
+    stamp=$("$1/bin/python" --version | stamp_of "$checkout/pyproject.toml")
+    if [ "$(cat "$1/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
+        say "Python: installing $3 into $1"
+        rm -f "$1/criuctl.stamp"
+        pip "$1" install --editable "${checkout}[$2]"
     fi
-    link_pycriu "$checkout/.venv/bin/python"
+    link_pycriu "$1/bin/python"
     # Every test starts commands, and PYTHONDONTWRITEBYTECODE may keep Python from writing bytecode.
     # Without it only start-up time is lost.
-    "$checkout/.venv/bin/python" -m compileall -q "$checkout/criuctl" "$prefix/pycriu" || true
-    echo "$stamp" >"$checkout/.venv/criuctl.stamp"
+    "$1/bin/python" -m compileall -q "$checkout/criuctl" "$prefix/pycriu" || true
+    echo "$stamp" >"$1/criuctl.stamp"
 }

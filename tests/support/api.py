@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
 
 from criuctl import Session
+from criuctl.sdk import worker
 
-from .command import Command, Criuctl
+from .command import Command, Criuctl, Home
+from .keeper import Keeper
+from .operating import Operators
 
 BASH = ("bash", "--norc", "--noprofile")
 Shell = Callable[[str], Session]
@@ -28,3 +33,18 @@ def program(criuctl: Criuctl, text: str, env: Mapping[str, str] | None = None) -
         )
     criuctl.running.append(process)
     return Command(process, out, err)
+
+
+def in_this_process(
+    keeper: Keeper, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Operators]:
+    """criuctl's command line, and its environment and folder in this process too; every session is
+    ended before the leak guard looks.
+    """
+    operators = Operators(keeper, home)
+    for key, value in operators.environment().items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(home.path)
+    yield operators
+    operators.close()
+    worker.close()

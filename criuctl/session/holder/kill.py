@@ -38,14 +38,18 @@ class Kills:
         self.under_way = 0
 
     def begin(self, grace: float, done: Callable[[int], None]) -> None:
-        """Kill all, after `grace` seconds by SIGKILL; `done` gets the number of processes."""
+        """Kill all, after `grace` seconds by SIGKILL; `done` gets the number of processes.
+
+        While another kill waits for the tree, this one sends nothing before its grace is over: a
+        program gets one SIGTERM, however many operators end the session.
+        """
         self.under_way += 1
         members = self._tree.members()
-        if grace:
+        if not grace:
+            self._tree.signal(signal.SIGKILL, members)
+        elif self.under_way == 1:
             self._tree.signal(signal.SIGTERM, members)
             self._tree.signal(signal.SIGHUP, filter(_wants_hangup, members))
-        else:
-            self._tree.signal(signal.SIGKILL, members)
         self._tree.thaw()
         if self._session.state == "paused":
             self._session.run_again()

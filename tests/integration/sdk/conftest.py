@@ -5,27 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.api import BASH, Shell
+from support.api import BASH, Shell, in_this_process
 from support.command import Home
 from support.keeper import Keeper
 from support.operating import TIMEOUT, Operators
 
 from criuctl import Session
-from criuctl.sdk import worker
 
 
 @pytest.fixture
 def operators(keeper: Keeper, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operators]:
-    """criuctl's command line, and its environment and folder in this process too; every session is
-    ended before the leak guard looks.
-    """
-    operators = Operators(keeper, home)
-    for key, value in operators.environment().items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.chdir(home.path)
-    yield operators
-    operators.close()
-    worker.close()
+    """criuctl's command line, and the API in this process."""
+    yield from in_this_process(keeper, home, monkeypatch)
 
 
 @pytest.fixture

@@ -138,8 +138,14 @@ def test_pausing(shell: Shell) -> None:
         s.resume()
     with Session.connect("work", kind="human") as person:
         person.resume()
+    with pytest.raises(Conflict):
+        s.forget()
     assert s.kill(0)["killed"] > 0
     assert s.status().state == "exited" and s.wait_exit().exit_code == 137
+    s.forget()
+    assert Session.list() == []
+    with pytest.raises(NotFound):
+        s.forget()
 
 
 def test_the_lease_and_roles(shell: Shell) -> None:

@@ -30,7 +30,7 @@ WRITTEN = [
 ]
 KEYS = sorted(config.KEYS)
 SUBJECTS = (
-    "agents architecture configuration connection-policies environment-and-files "
+    "adapters agents architecture configuration connection-policies environment-and-files "
     "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
     "sessions steps stores-and-keys"
 )
