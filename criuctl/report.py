@@ -148,7 +148,10 @@ class Reporter:
         self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def notice(self, text: str, hint: str = "") -> None:
-        """Report what the operator should know once, although nothing is wrong."""
+        """Report what the operator should know once, although nothing is wrong. A reporter that
+        cannot show it keeps it as a warning.
+        """
+        self.warning(text, hint)
 
     def finding(self, finding: Finding) -> None:
         """Report a finding; warnings are kept, and the caller handles errors."""

@@ -274,7 +274,7 @@ def supervise(
     from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
     from ...ops.supervising.context import SupervisorSettings
-    from ...report import Reporter
+    from ..output import NoticeReporter
 
     settings = SupervisorSettings(
         every=patience(every) if every is not None else None,
@@ -297,5 +297,5 @@ def supervise(
         with app.reporting() as reporter:
             good = look_after(app.config, name, settings, reporter=reporter, tell=tell)
     else:
-        good = look_after(app.config, name, settings, reporter=Reporter(), tell=tell)
+        good = look_after(app.config, name, settings, reporter=NoticeReporter(), tell=tell)
     return 0 if good else DEGRADED

@@ -69,6 +69,7 @@ def test_an_object_works_on_after_a_dump_and_a_restore(shell: Shell) -> None:
     s = shell("work")
     s.exec("x=42")
     checkpoint = s.dump(labels={"why": "end"})
+    assert not checkpoint.degraded and "encrypted by the key in" in " ".join(checkpoint.warnings)
     assert s.status().state == "checkpointed"
     with pytest.raises(WrongState) as gone:
         s.exec("echo no")
