@@ -44,6 +44,7 @@ from .options import (
 )
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
+from .scan_filter import ScanFilter
 
 # bytes of log that are read back: the processes are named at its beginning, the failure at its end
 _LOG_START, _LOG_END = 1 << 20, 15 << 20
@@ -132,9 +133,17 @@ class Dumper:
     pre-dump with the tree untouched.
     """
 
-    def __init__(self, criu: CriuBinary, folder: int, enter: Sequence[str] = ()) -> None:
-        """Images go to `folder`; `enter` is an argv prefix that puts CRIU into other namespaces."""
-        self._criu, self._folder, self._enter = criu, folder, enter
+    def __init__(
+        self,
+        criu: CriuBinary,
+        folder: int,
+        enter: Sequence[str] = (),
+        scans: ScanFilter | None = None,
+    ) -> None:
+        """Images go to `folder`; `enter` is an argv prefix that puts CRIU into other namespaces;
+        `scans` hides memory from it.
+        """
+        self._criu, self._folder, self._enter, self._scans = criu, folder, enter, scans
         self._asked: DumpOptions | None = None
         # the source of its pages, until a receiver has it
         self._pages: socket.socket | None = None
@@ -153,8 +162,11 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds a copy; the stream must end when CRIU does
-                self._swrk = swrk = stack.enter_context(
-                    self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True)
+                started = self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True)
+                self._swrk = swrk = (
+                    self._scans.run(lambda: stack.enter_context(started))
+                    if self._scans is not None
+                    else stack.enter_context(started)
                 )
                 swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
             self._running = stack.pop_all()

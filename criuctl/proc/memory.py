@@ -90,8 +90,17 @@ class TaskMemory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both files."""
         os.close(self._pagemap)
         os.close(self._mem)
+
+    @property
+    def pagemap(self) -> int:
+        """The descriptor of its pagemap, see `criuctl.proc.written_pages`."""
+        return self._pagemap
 
     def runs(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Run]:
         """Yield the pages in these ascending ranges that are in memory or swapped out.
