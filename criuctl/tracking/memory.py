@@ -42,6 +42,7 @@ from ..report import Reporter
 LEAST = WINDOW  # bytes of a mapping that is tracked
 WORTH = 64 << 20  # bytes of memory of a tree for which this is worth it
 _SETTLE = 0.01  # seconds for calls that write to another process's memory to end
+_PATIENCE = 0.5  # seconds for direct I/O to end
 _ROUNDS = 6
 _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
@@ -181,12 +182,7 @@ class TrackedMemory:
         time.sleep(_SETTLE)
         size = 0
         for pid in found:
-            why = ""
-            try:
-                why = written_pages.pins(pid)
-            except CriuctlError as error:
-                why = error.message
-            if why:
+            if why := _pinned(pid):
                 self.refused[pid] = why
                 self.tasks.pop(pid).close()
             else:
@@ -302,6 +298,23 @@ def _ranges(pid: int) -> list[Range]:
         for m in each_mapping(pid)
         if m.size >= LEAST and "w" in m.perms and _trackable(m)
     ]
+
+
+def _pinned(pid: int) -> str:
+    """Return what may write to the process's memory past its page tables; "" once there was a
+    moment without.
+
+    What was under way when the pages were protected has ended then.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            why = written_pages.pins(pid)
+        except CriuctlError as error:
+            return error.message
+        if not why or time.monotonic() > until:
+            return why
+        time.sleep(0.001)
 
 
 def _protected(task: Task) -> Iterator[Run]:
