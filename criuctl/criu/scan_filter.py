@@ -63,6 +63,7 @@ class ScanFilter:
     """The filter of one dump's CRIU; `close` it."""
 
     def __init__(self) -> None:
+        self.unavailable = ""  # why there is no filter, once it was tried
         self._hidden: Mapping[int, Sequence[Range]] = {}
         self._numbers: dict[int, int] | None = None  # CRIU's number of a process -> ours
         self._threads: list[threading.Thread] = []
@@ -73,7 +74,7 @@ class ScanFilter:
         self._hidden, self._numbers = hidden, None
 
     def run(self, start: Callable[[], T]) -> T:
-        """Return the result of `start`: what it starts is under the filter."""
+        """Return the result of `start`: what it starts is under the filter, if there can be one."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -82,10 +83,13 @@ class ScanFilter:
         def work() -> None:
             try:
                 listeners.put(_filtered())
+            except OSError as error:  # refused, or we are under such a filter ourselves
+                self.unavailable = f"seccomp(2): {error.strerror}"
+                listeners.put(-1)
+            try:
                 results.append(start())
             except BaseException as error:
                 errors.append(error)
-                listeners.put(-1)
 
         # The thread that answers comes from this one: what the other one starts has the filter.
         server = threading.Thread(

@@ -176,7 +176,7 @@ class Commit(Struct, eq=False):
     def _with_sizes(self, manifest: Manifest) -> Manifest:
         stats = self.destination.writer.stats
         sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
-        if self.rounds:
+        if self.rounds or self.freeze.short.tracks:
             sizes["unused"] = stats.bytes_unused
         total_ms = round((time.monotonic() - self.job.began) * 1000, 1)
         timings = dict(manifest.timings, total_ms=total_ms)

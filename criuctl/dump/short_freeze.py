@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest
@@ -21,7 +21,7 @@ from ..errors import CriuctlError
 from ..proc import written_pages
 from ..proc.tree import Process
 from ..tracking.assembly import Sent, assemble
-from ..tracking.memory import WORTH, TrackedMemory
+from ..tracking.memory import TrackedMemory
 from .checks.scene import Scene
 from .job import DumpJob
 from .manifest_of_tree import with_memory
@@ -30,15 +30,15 @@ from .parts import uses_devices
 
 def prevented(job: DumpJob, scene: Scene) -> str:
     """Return why the freeze of this tree cannot be short, or need not be; "" if it can."""
-    if not job.config.track_writes:
-        return "the configuration's track_writes is off"
+    if not job.config.track_writes_mib:
+        return "the configuration's track_writes_mib is 0"
     if not job.request.leave_running:
         return "the dump ends the tree"
     if job.request.precopy:
         return "pre-copy was asked for"
     if uses_devices(scene.opened):
         return "the tree uses a GPU"
-    if sum(process.rss for process in scene.living) < WORTH:
+    if sum(process.rss for process in scene.living) < job.config.track_writes_mib << 20:
         return "the tree is small"
     if not written_pages.supported():
         return "the kernel does not track writes (Linux 6.7, x86-64)"
@@ -60,6 +60,11 @@ class ShortFreeze(Struct, eq=False):
         why = prevented(job, scene)
         return cls(job, why, None if why else ScanFilter())
 
+    @property
+    def tracks(self) -> bool:
+        """Whether memory was read ahead."""
+        return self.memory is not None and bool(self.memory.rounds)
+
     def close(self) -> None:
         """End the tracking; nothing is left in the processes."""
         if self.memory is not None:
@@ -70,6 +75,9 @@ class ShortFreeze(Struct, eq=False):
     def prepare(self, writer: CheckpointWriter) -> None:
         """Read and store memory while the tree runs."""
         if self.filter is None:
+            return
+        if self.filter.unavailable:
+            self.why = self.filter.unavailable
             return
         if not writer.layered:
             self.why = "the store takes no pages apart from their windows"
@@ -87,6 +95,9 @@ class ShortFreeze(Struct, eq=False):
         if self.filter is None or self.memory is None or self._sent is None:
             return
         self._sent.begin(frozenset())
+        if self.filter.unavailable:
+            self.why = self.filter.unavailable
+            return
         hidden = self.memory.frozen(tree)
         self._sent.begin(frozenset(self.memory.tasks[pid].key for pid in hidden))
         self.filter.hide(hidden)

@@ -32,7 +32,7 @@ from ..errors import CriuctlError, NoSuchProcess
 from . import inject, sessionchild
 from .mappings import each_mapping
 from .procfs import all_tids, open_pidfd, read_status, read_text
-from .syscalls import USER_MODE_ONLY, pidfd_getfd, userfaultfd_number
+from .syscalls import USER_MODE_ONLY, pidfd_getfd, same_file, userfaultfd_number
 from .written_pages import enable
 
 _STOPPING = 1.0  # seconds for a thread to stop
@@ -79,10 +79,9 @@ def _received(ours: socket.socket, pids: Sequence[int]) -> Taken:
                 taken[pid] = fds[0]
             else:
                 taken[pid] = text.decode(errors="replace")
-    except OSError as error:
-        for pid in pids:
-            taken.setdefault(pid, str(error))
-    return taken
+    except OSError:
+        pass  # it hangs
+    return {pid: "a thread did not stop" for pid in pids} | taken
 
 
 def _work(answers: socket.socket, pids: Sequence[int]) -> None:
@@ -115,12 +114,13 @@ def _made(pid: int, until: float) -> int:
             for tid in _candidates(pid):
                 if _stopped(tid):
                     try:
-                        fd = _run(pid, pidfd, tid)
+                        made = _run(pid, pidfd, tid)
                     finally:
                         with suppress(OSError):
                             inject.let_go(tid)
-                    if fd is not None:
-                        return fd
+                    if made is not None:
+                        _close_inherited(pid, *made)
+                        return made[0]
             if time.monotonic() > until:
                 raise NoSuchProcess(f"no thread of PID {pid} could be stopped")
             time.sleep(_PAUSE)
@@ -182,8 +182,10 @@ def _stopped(tid: int) -> bool:
     return False
 
 
-def _run(pid: int, pidfd: int, tid: int) -> int | None:
-    """Make the userfaultfd in the stopped thread and take it out; None: ask again later."""
+def _run(pid: int, pidfd: int, tid: int) -> tuple[int, int] | None:
+    """Make the userfaultfd in the stopped thread and take it out: our descriptor, and its number in
+    the process; None: ask again later.
+    """
     if not inject.may_call(tid):
         return None
     if not inject.seccomp_filters(tid) <= _harmless_filters():
@@ -203,7 +205,32 @@ def _run(pid: int, pidfd: int, tid: int) -> int | None:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, made
+
+
+def _close_inherited(pid: int, fd: int, number: int) -> None:
+    """Close the descriptor in children that another thread has forked in that moment."""
+    for tid in all_tids(pid):
+        with suppress(CriuctlError):
+            for child in map(int, read_text(pid, f"task/{tid}/children").split()):
+                if not _inherited(child, fd, number):
+                    continue
+                until = time.monotonic() + _STOPPING
+                while _inherited(child, fd, number) and time.monotonic() < until:
+                    if _stopped(child):
+                        try:
+                            with inject.calling(child, site=_vdso_site(child), restart=True) as run:
+                                run(inject.CLOSE, number)
+                        finally:
+                            inject.let_go(child)
+
+
+def _inherited(child: int, fd: int, number: int) -> bool:
+    try:
+        link = os.readlink(f"/proc/{child}/fd/{number}")
+    except OSError:
+        return False
+    return link == _LINK and same_file((os.getpid(), fd), (child, number))
 
 
 @cache

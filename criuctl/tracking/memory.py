@@ -40,7 +40,6 @@ from ..proc.tree import Process, ProcessIdentity, read_tree
 from ..report import Reporter
 
 LEAST = WINDOW  # bytes of a mapping that is tracked
-WORTH = 64 << 20  # bytes of memory of a tree for which this is worth it
 _SETTLE = 0.01  # seconds for calls that write to another process's memory to end
 _PATIENCE = 0.5  # seconds for direct I/O to end
 _ROUNDS = 6
@@ -177,7 +176,7 @@ class TrackedMemory:
     def _round(self, *, first: bool) -> int:
         """Protect and read what is not protected; return how many bytes were read."""
         found = {
-            pid: list(cut(_protected(task))) for pid, task in self.tasks.items()
+            pid: list(cut(_protected(task, every=first))) for pid, task in self.tasks.items()
         }
         time.sleep(_SETTLE)
         size = 0
@@ -228,8 +227,13 @@ class TrackedMemory:
         hidden = {}
         for pid, task in self.tasks.items():
             task.last, task.hidden = [], []
-            if identities.get(pid) == task.identity:
+            if identities.get(pid) != task.identity:
+                continue
+            try:
                 self._look(task)
+            except (OSError, CriuctlError) as error:  # CRIU reads it all
+                self.refused[pid] = str(error)
+            else:
                 hidden[pid] = task.hidden
         return hidden
 
@@ -317,9 +321,15 @@ def _pinned(pid: int) -> str:
         time.sleep(0.001)
 
 
-def _protected(task: Task) -> Iterator[Run]:
+def _protected(task: Task, *, every: bool) -> Iterator[Run]:
+    """Protect all pages, and yield those that were not; with `every` also those that were already,
+    by whatever was there before: Linux before 6.13 leaves the protection to memory that has moved.
+    """
     for start, end in task.ranges:
-        for low, high in written_pages.protect(task.memory.pagemap, start, end):
+        changed = list(written_pages.protect(task.memory.pagemap, start, end))
+        if every:
+            changed = [(a.start, a.end) for a in written_pages.look(task.memory.pagemap, start, end)]
+        for low, high in changed:
             yield Run(low, high, dirty=True)
 
 

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 MIB = 1 << 20
 FIRST, _, COUNT = os.environ.get("CRIUCTL_TEST_HOSTILE", "1:3").partition(":")
-ON = {"CRIUCTL_TRACK_WRITES": "true"}
+ON = {"CRIUCTL_TRACK_WRITES_MIB": "1"}
 
 # Saves the private anonymous memory of a frozen tree: a header for each mapping, then its bytes.
 SAVE = """
