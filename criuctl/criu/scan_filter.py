@@ -131,21 +131,23 @@ class ScanFilter:
                     fcntl.ioctl(listener, _RECEIVE, notice)
                 except OSError:  # the caller was killed
                     continue
-                id, tid, _flags, _nr, _arch, _ip, fd, _command, address, *_ = _NOTICE.unpack(notice)
+                number, tid, _flags, _nr, _arch, _ip, fd, _command, address, *_ = _NOTICE.unpack(
+                    notice
+                )
                 try:
-                    answer = self._answer(listener, id, tid, fd, address)
+                    answer = self._answer(listener, number, tid, fd, address)
                 except OSError as error:
-                    answer = _ANSWER.pack(id, 0, -(error.errno or errno.EIO), 0)
+                    answer = _ANSWER.pack(number, 0, -(error.errno or errno.EIO), 0)
                 except Exception:
-                    answer = _ANSWER.pack(id, 0, -errno.EIO, 0)
+                    answer = _ANSWER.pack(number, 0, -errno.EIO, 0)
                 with suppress(OSError):
                     fcntl.ioctl(listener, _SEND, bytearray(answer))
         finally:
             os.close(listener)
 
-    def _answer(self, listener: int, id: int, tid: int, fd: int, address: int) -> bytes:
+    def _answer(self, listener: int, number: int, tid: int, fd: int, address: int) -> bytes:
         """Return the answer to one scan by CRIU's thread `tid`."""
-        onward = _ANSWER.pack(id, 0, 0, _CONTINUE)
+        onward = _ANSWER.pack(number, 0, 0, _CONTINUE)
         if not self._hidden:
             return onward
         pagemap = _borrowed(tid, fd)
@@ -155,7 +157,9 @@ class ScanFilter:
                 return onward
             memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(listener, _VALID, struct.pack("=Q", id))  # `tid` is still that thread
+                fcntl.ioctl(
+                    listener, _VALID, struct.pack("=Q", number)
+                )  # `tid` is still that thread
                 scan = list(_SCAN.unpack(os.pread(memory, _SCAN.size, address)))
                 start, end = scan[_START], scan[_END]
                 if not any(low < end and start < high for low, high in hidden):
@@ -165,7 +169,7 @@ class ScanFilter:
                 count, reached = _scanned(pagemap, memory, scan, list(_left(start, end, hidden)))
                 scan[_WALK_END] = reached
                 os.pwrite(memory, _SCAN.pack(*scan), address)
-                return _ANSWER.pack(id, count, 0, 0)
+                return _ANSWER.pack(number, count, 0, 0)
             finally:
                 os.close(memory)
         finally:
@@ -236,9 +240,7 @@ def _scanned(pagemap: int, memory: int, scan: list[Any], parts: list[Range]) -> 
 def _filtered() -> int:
     """Put the calling thread under the filter, and return its listener."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in _PROGRAM))
-    program = ctypes.create_string_buffer(
-        struct.pack("HP", len(_PROGRAM), ctypes.addressof(code))
-    )
+    program = ctypes.create_string_buffer(struct.pack("HP", len(_PROGRAM), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     listener = libc.syscall(_SECCOMP, _SET_FILTER, _NEW_LISTENER, program)
     if listener < 0:

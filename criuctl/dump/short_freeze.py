@@ -13,11 +13,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..checkpoint.buffers import PageBuffer
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.writer import CheckpointWriter
-from ..criu.pages import ImageKey, PageBuffer, PageImage, PageSink
+from ..criu.pages import ImageKey, PageImage, PageSink
 from ..criu.scan_filter import ScanFilter
-from ..errors import CriuctlError
 from ..proc import written_pages
 from ..proc.tree import Process
 from ..tracking.assembly import Sent, assemble

@@ -20,7 +20,7 @@ from ..checkpoint.manifest import MANIFEST_VERSION
 from ..config import Config
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
-from ..proc import netfilter
+from ..proc import netfilter, written_pages
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..quoting import quoted
@@ -119,6 +119,7 @@ def features() -> dict[str, Any]:
         "nftables": nftables,
         "userfaultfd": os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"),
         "soft_dirty": soft_dirty(),
+        "written_pages": written_pages.supported(),
     }
 
 

@@ -195,9 +195,7 @@ def seccomp_filters(tid: int) -> set[bytes]:
     for number in range(_LONGEST):
         place = ctypes.create_string_buffer(_LONGEST * _INSTRUCTION)
         try:
-            count = _ptrace(
-                _SECCOMP_GET_FILTER, tid, number, ctypes.cast(place, ctypes.c_void_p)
-            )
+            count = _ptrace(_SECCOMP_GET_FILTER, tid, number, ctypes.cast(place, ctypes.c_void_p))
         except OSError as error:
             # none at all, or no more
             if error.errno in (errno.EINVAL, errno.ENOENT):

@@ -16,7 +16,6 @@ stop at once.
 
 from __future__ import annotations
 
-import array
 import errno
 import os
 import select
@@ -24,7 +23,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -48,7 +47,7 @@ Taken = dict[int, int | str]  # by PID: the descriptor, or why there is none
 def take(pids: Sequence[int]) -> Taken:
     """Return a userfaultfd of each of these processes, ready for asynchronous write-protection.
 
-    The caller closes them. A process of which none can be had is not an error.
+    The caller closes them. Raises no error for a process that allows none.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -81,7 +80,7 @@ def _received(ours: socket.socket, pids: Sequence[int]) -> Taken:
                 taken[pid] = text.decode(errors="replace")
     except OSError:
         pass  # it hangs
-    return {pid: "a thread did not stop" for pid in pids} | taken
+    return dict.fromkeys(pids, "a thread did not stop") | taken
 
 
 def _work(answers: socket.socket, pids: Sequence[int]) -> None:
@@ -191,9 +190,7 @@ def _run(pid: int, pidfd: int, tid: int) -> tuple[int, int] | None:
     if not inject.seccomp_filters(tid) <= _harmless_filters():
         raise OSError(errno.EPERM, "a seccomp filter restricts it")
     with inject.calling(tid, site=_vdso_site(pid), restart=True) as run:
-        made = run(
-            userfaultfd_number(), os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY
-        )
+        made = run(userfaultfd_number(), os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)
         if made < 0:
             raise OSError(-made, os.strerror(-made))
         try:

@@ -25,6 +25,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 from msgspec import Struct, field
 
@@ -175,17 +176,15 @@ class TrackedMemory:
 
     def _round(self, *, first: bool) -> int:
         """Protect and read what is not protected; return how many bytes were read."""
-        found = {
-            pid: list(cut(_protected(task, every=first))) for pid, task in self.tasks.items()
-        }
+        found = {pid: list(cut(_protected(task, every=first))) for pid, task in self.tasks.items()}
         time.sleep(_SETTLE)
         size = 0
-        for pid in found:
+        for pid, windows in found.items():
             if why := _pinned(pid):
                 self.refused[pid] = why
                 self.tasks.pop(pid).close()
             else:
-                size += self._read(self.tasks[pid], found[pid], whole=first)
+                size += self._read(self.tasks[pid], windows, whole=first)
         return size
 
     def _read(self, task: Task, windows: Sequence[Cut], *, whole: bool) -> int:
@@ -270,10 +269,14 @@ class TrackedMemory:
                         if buffer is not None:
                             self._writer.release(buffer)
                         buffer, fill = self._writer.acquire(), 0
-                    stop = min(end, start + len(buffer.view) - fill, start // WINDOW * WINDOW + WINDOW)
+                    stop = min(
+                        end, start + len(buffer.view) - fill, start // WINDOW * WINDOW + WINDOW
+                    )
                     size = stop - start
                     if memory.read([(start, stop)], buffer.view[fill : fill + size]) != size:
-                        raise NoSuchProcess(f"the memory of PID {task.identity.pid} is not readable")
+                        raise NoSuchProcess(
+                            f"the memory of PID {task.identity.pid} is not readable"
+                        )
                     number = self._writer.loose(
                         buffer, fill, fill + size, scattered=size <= _SCATTERED
                     )
@@ -328,7 +331,9 @@ def _protected(task: Task, *, every: bool) -> Iterator[Run]:
     for start, end in task.ranges:
         changed = list(written_pages.protect(task.memory.pagemap, start, end))
         if every:
-            changed = [(a.start, a.end) for a in written_pages.look(task.memory.pagemap, start, end)]
+            changed = [
+                (a.start, a.end) for a in written_pages.look(task.memory.pagemap, start, end)
+            ]
         for low, high in changed:
             yield Run(low, high, dirty=True)
 
@@ -340,6 +345,6 @@ def _divided(
     borders = sorted({border for one in unread for border in one})
     for start, end, clean in areas:
         places = [start, *(b for b in borders if start < b < end), end] if clean else [start, end]
-        for low, high in zip(places, places[1:], strict=False):
+        for low, high in pairwise(places):
             missed = any(first <= low and high <= last for first, last in unread)
             yield low, high, clean and not missed

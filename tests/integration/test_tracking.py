@@ -95,13 +95,16 @@ def differing(saved: Path, criuctl: Criuctl, checkpoint: str) -> list[str]:
 
 
 def _compared(path: Path, pages: dict[int, memoryview]) -> list[str]:
-    found, nothing = [], bytes(PAGE)
+    found: list[str] = []
+    nothing = bytes(PAGE)
     with path.open("rb") as file:
         while header := file.read(16):
             start, end = struct.unpack("=QQ", header)
-            for at in range(start, end, PAGE):
-                if file.read(PAGE) != pages.get(at, nothing):
-                    found.append(f"{at:#x} in {start:#x}-{end:#x}, stored: {at in pages}")
+            found += [
+                f"{at:#x} in {start:#x}-{end:#x}, stored: {at in pages}"
+                for at in range(start, end, PAGE)
+                if file.read(PAGE) != pages.get(at, nothing)
+            ]
     return found
 
 
@@ -130,7 +133,9 @@ def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
     assert not [
         fd for fd in Path(f"/proc/{animal.pid}/fd").iterdir() if "userfaultfd" in os.readlink(fd)
     ]
-    flags = re.findall(r"^VmFlags:(.*)$", Path(f"/proc/{animal.pid}/smaps").read_text(), re.M)
+    flags = re.findall(
+        r"^VmFlags:(.*)$", Path(f"/proc/{animal.pid}/smaps").read_text(), re.MULTILINE
+    )
     assert not [line for line in flags if " uw" in line]
 
 

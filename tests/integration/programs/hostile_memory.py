@@ -20,12 +20,8 @@ MIB = int(sys.argv[3]) if len(sys.argv) > 3 else 80
 BLOCK = os.urandom(1 << 20)
 FAILED = ctypes.c_void_p(-1).value
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    *[ctypes.c_int] * 3,
-    ctypes.c_long,
-]
+INT, SIZE, PLACE = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
+libc.mmap.argtypes = [PLACE, SIZE, INT, INT, INT, ctypes.c_long]
 libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 for name in ("munmap", "mlock", "munlock"):
     getattr(libc, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -34,11 +30,7 @@ for name in ("madvise", "mprotect"):
 libc.memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 libc.preadv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long]
-libc.process_vm_writev.argtypes = [
-    ctypes.c_int,
-    *[ctypes.c_void_p, ctypes.c_ulong] * 2,
-    ctypes.c_ulong,
-]
+libc.process_vm_writev.argtypes = [INT, PLACE, SIZE, PLACE, SIZE, SIZE]
 ANONYMOUS, READ_WRITE, MAY_MOVE = 0x22, 3, 1
 SOURCE = ctypes.create_string_buffer(BLOCK)
 # MADV_DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, PAGEOUT, COLLAPSE, COLD, MERGEABLE, UNMERGEABLE
@@ -88,9 +80,8 @@ class Writer:
             self.map(pages)
 
     def hole(self) -> None:
-        """Unmap a part and map it again at the same place."""
+        """Map new memory in the place of a part."""
         at, pages = self.part()
-        libc.munmap(at, pages * PAGE)
         libc.mmap(at, pages * PAGE, READ_WRITE, ANONYMOUS | 0x10, -1, 0)
         if self.random.random() < 0.7:
             libc.memset(at, self.random.randrange(256), pages * PAGE)
