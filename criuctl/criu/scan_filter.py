@@ -52,7 +52,7 @@ _ANSWER = struct.Struct("=QqiI")
 _CONTINUE = 1
 _SCAN = struct.Struct("=12Q")  # struct pm_scan_arg
 _FLAGS, _START, _END, _WALK_END, _VECTOR, _LENGTH, _MOST_PAGES = range(1, 8)
-_REGION = 24  # bytes of struct page_region
+_REGION = struct.Struct("=3Q")  # struct page_region
 _MOST = 1 << 16  # regions that are asked for at once
 
 T = TypeVar("T")
@@ -217,7 +217,7 @@ def _scanned(pagemap: int, memory: int, scan: list[Any], parts: list[Range]) -> 
     address that was reached.
     """
     count, length = 0, scan[_LENGTH]
-    regions = bytearray(min(length, _MOST) * _REGION)
+    regions = bytearray(min(length, _MOST) * _REGION.size)
     for start, end in parts:
         while start < end:
             if count == length:
@@ -229,11 +229,14 @@ def _scanned(pagemap: int, memory: int, scan: list[Any], parts: list[Range]) -> 
             found = fcntl.ioctl(pagemap, _PAGEMAP_SCAN, arguments, True)
             os.pwrite(
                 memory,
-                memoryview(regions)[: found * _REGION],
-                scan[_VECTOR] + count * _REGION,
+                memoryview(regions)[: found * _REGION.size],
+                scan[_VECTOR] + count * _REGION.size,
             )
             count += found
-            start = _SCAN.unpack(arguments)[_WALK_END]
+            # The kernel's own "walk_end" may lie before regions that it has returned.
+            if found < own[_LENGTH]:
+                break
+            start = _REGION.unpack_from(regions, (found - 1) * _REGION.size)[1]
     return count, scan[_END]
 
 

@@ -159,7 +159,10 @@ def _scanned(
         except ProcessLookupError:
             return
         yield from _REGION.iter_unpack(bytes(memoryview(regions)[: count * _REGION.size]))
-        start = _SCAN.unpack(arguments)[4]
+        # The kernel's own "walk_end" may lie before regions that it has returned.
+        if count < _REGIONS:
+            return
+        start = _REGION.unpack_from(regions, (count - 1) * _REGION.size)[1]
 
 
 def pins(pid: int) -> str:
