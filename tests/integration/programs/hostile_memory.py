@@ -69,7 +69,7 @@ class Writer:
             at, pages = self.part()
             size = min(pages, 8) * PAGE
             if self.random.random() < 0.5:
-                libc.memset(at + self.random.randrange(PAGE), self.random.randrange(256), 8)
+                libc.memset(at + self.random.randrange(PAGE - 8), self.random.randrange(256), 8)
             else:
                 libc.memmove(at, ctypes.addressof(SOURCE) + self.random.randrange(4096), size)
 
@@ -93,6 +93,10 @@ class Writer:
         moved = libc.mremap(at, pages * PAGE, wanted * PAGE, MAY_MOVE)
         if moved != FAILED:
             self.areas[number] = [moved, wanted]
+        else:  # several mappings by now
+            libc.munmap(at, pages * PAGE)
+            self.areas.pop(number)
+            self.map(pages)
 
     def advise(self) -> None:
         at, pages = self.part()
