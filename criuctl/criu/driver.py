@@ -151,6 +151,10 @@ class Dumper:
         self._swrk: Swrk | None = None
         self._running = ExitStack()
 
+    def unfiltered(self) -> None:
+        """Hide nothing in later dumps."""
+        self._scans = None
+
     def ask(self, options: DumpOptions) -> None:
         """Start CRIU and request the dump; raises what a failed dump raises."""
         self.close()

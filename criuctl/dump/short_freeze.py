@@ -8,6 +8,7 @@ read when it is frozen. The manifest records which way it was, and why (`ShortFr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +19,9 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.pages import ImageKey, PageImage, PageSink
 from ..criu.scan_filter import ScanFilter
+from ..errors import NoSuchProcess
 from ..proc import written_pages
+from ..proc.procfs import all_tids, read_status
 from ..proc.tree import Process
 from ..tracking.assembly import Sent, assemble
 from ..tracking.memory import TrackedMemory
@@ -40,9 +43,20 @@ def prevented(job: DumpJob, scene: Scene) -> str:
         return "the tree uses a GPU"
     if sum(process.rss for process in scene.living) < job.config.track_writes_mib << 20:
         return "the tree is small"
+    if any(_filtered(process.pid) for process in scene.living):
+        return "a process is under a seccomp filter, which CRIU cannot suspend from under its own"
     if not written_pages.supported():
         return "the kernel does not track writes (Linux 6.7, x86-64)"
     return ""
+
+
+def _filtered(pid: int) -> bool:
+    """Return whether a thread of the process is under a seccomp filter."""
+    for tid in all_tids(pid):
+        with suppress(NoSuchProcess):
+            if read_status(pid, f"task/{tid}/status").get("Seccomp", "0").strip() != "0":
+                return True
+    return False
 
 
 class ShortFreeze(Struct, eq=False):
@@ -101,6 +115,18 @@ class ShortFreeze(Struct, eq=False):
         hidden = self.memory.frozen(tree)
         self._sent.begin(frozenset(self.memory.tasks[pid].key for pid in hidden))
         self.filter.hide(hidden)
+
+    def give_up(self) -> str:
+        """Dump as always from now on, as CRIU has failed; return why another try may help, "" if it
+        was so already.
+        """
+        if self.filter is None or self.memory is None:
+            return ""
+        self.why = "CRIU failed when memory was hidden from it"
+        self.memory.close()
+        self.filter.hide({})
+        self.memory = self._sent = None
+        return self.why
 
     def left(self, memory: Sequence[PageImage]) -> list[PageImage]:
         """Return the images that are complete as CRIU has sent them."""
