@@ -8,7 +8,6 @@ read when it is frozen. The manifest records which way it was, and why (`ShortFr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -18,10 +17,8 @@ from ..checkpoint.buffers import PageBuffer
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.pages import ImageKey, PageImage, PageSink
-from ..criu.scan_filter import ScanFilter
-from ..errors import NoSuchProcess
+from ..criu.scan_hook import ScanHook
 from ..proc import written_pages
-from ..proc.procfs import all_tids, read_status
 from ..proc.tree import Process
 from ..tracking.assembly import Sent, assemble
 from ..tracking.memory import TrackedMemory
@@ -43,28 +40,17 @@ def prevented(job: DumpJob, scene: Scene) -> str:
         return "the tree uses a GPU"
     if sum(process.rss for process in scene.living) < job.config.track_writes_mib << 20:
         return "the tree is small"
-    if any(_filtered(process.pid) for process in scene.living):
-        return "a process is under a seccomp filter, which CRIU cannot suspend from under its own"
     if not written_pages.supported():
         return "the kernel does not track writes (Linux 6.7, x86-64)"
     return ""
 
 
-def _filtered(pid: int) -> bool:
-    """Return whether a thread of the process is under a seccomp filter."""
-    for tid in all_tids(pid):
-        with suppress(NoSuchProcess):
-            if read_status(pid, f"task/{tid}/status").get("Seccomp", "0").strip() != "0":
-                return True
-    return False
-
-
 class ShortFreeze(Struct, eq=False):
-    """What makes the freeze of one dump short; `close` it. Without a `filter` it does nothing."""
+    """What makes the freeze of one dump short; `close` it. Without `scans` it does nothing."""
 
     job: DumpJob
     why: str = ""  # it is not short
-    filter: ScanFilter | None = None
+    scans: ScanHook | None = None
     memory: TrackedMemory | None = None
     _sent: Sent | None = None
 
@@ -72,7 +58,7 @@ class ShortFreeze(Struct, eq=False):
     def of(cls, job: DumpJob, scene: Scene) -> ShortFreeze:
         """Return one for this tree."""
         why = prevented(job, scene)
-        return cls(job, why, None if why else ScanFilter())
+        return cls(job, why, None if why else ScanHook())
 
     @property
     def tracks(self) -> bool:
@@ -83,15 +69,12 @@ class ShortFreeze(Struct, eq=False):
         """End the tracking; nothing is left in the processes."""
         if self.memory is not None:
             self.memory.close()
-        if self.filter is not None:
-            self.filter.close()
+        if self.scans is not None:
+            self.scans.close()
 
     def prepare(self, writer: CheckpointWriter) -> None:
         """Read and store memory while the tree runs."""
-        if self.filter is None:
-            return
-        if self.filter.unavailable:
-            self.why = self.filter.unavailable
+        if self.scans is None:
             return
         if not writer.layered:
             self.why = "the store takes no pages apart from their windows"
@@ -106,25 +89,25 @@ class ShortFreeze(Struct, eq=False):
 
     def frozen(self, tree: Sequence[Process]) -> None:
         """Read what was written to since, and hide from CRIU what need not be read again."""
-        if self.filter is None or self.memory is None or self._sent is None:
+        if self.scans is None or self.memory is None or self._sent is None:
             return
         self._sent.begin(frozenset())
-        if self.filter.unavailable:
-            self.why = self.filter.unavailable
+        if self.scans.unavailable:
+            self.why = self.scans.unavailable
             return
         hidden = self.memory.frozen(tree)
         self._sent.begin(frozenset(self.memory.tasks[pid].key for pid in hidden))
-        self.filter.hide(hidden)
+        self.scans.hide(hidden)
 
     def give_up(self) -> str:
         """Dump as always from now on, as CRIU has failed; return why another try may help, "" if it
         was so already.
         """
-        if self.filter is None or self.memory is None:
+        if self.scans is None or self.memory is None:
             return ""
         self.why = "CRIU failed when memory was hidden from it"
         self.memory.close()
-        self.filter.hide({})
+        self.scans.hide({})
         self.memory = self._sent = None
         return self.why
 

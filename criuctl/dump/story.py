@@ -205,7 +205,7 @@ def _prepare_criu(
         job.reporter.finding(finding)
     folder = scratch.folder("images")
     stack.callback(os.close, folder)
-    dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix, short.filter)
+    dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix, short.scans)
     stack.callback(dumper.close)
     return folder, dumper
 
