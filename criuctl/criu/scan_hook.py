@@ -112,7 +112,7 @@ class ScanHook:
             while message := ours.recv(_CALL.size + 1):
                 try:
                     address, _command, fd = _CALL.unpack(message)
-                    answer = self._answer(fd, address)
+                    answer = self._answer(fd & 0xFFFFFFFF, address)  # an int in a register
                 except Exception:  # CRIU fails, and the dump with it
                     answer = _FAILED
                 ours.sendall(_ANSWER.pack(answer))
