@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from support.zoo import Zoo
 
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
+from criuctl.criu import binary
 from criuctl.criu.pages import PAGE, unpack_entries
 from criuctl.proc import written_pages
 from criuctl.report import Reporter
@@ -163,3 +166,38 @@ def test_without_changes_the_same_chunks_are_stored_as_otherwise(
     assert record(criuctl, tracked)["way"] == "tracked"
     assert tracked["bytes"]["new"] < 8 * MIB
     assert tracked["bytes"]["memory"] == plain["bytes"]["memory"]
+
+
+def test_of_a_session_in_namespaces_of_its_own_under_its_filter(criuctl: Criuctl) -> None:
+    criuctl.extra |= ON
+    program = "import time\nmade = bytearray(b'x' * (16 << 20))\nwhile True: time.sleep(0.05)"
+    run = criuctl.start(
+        *("run", "--name", "s", "--detach", "--", sys.executable, "-c", program), json_output=False
+    )
+    assert run.process.wait(120) == 0, run.output()
+    (report,) = criuctl("snapshot", "s")
+    how = record(criuctl, report)
+    assert how["way"] == "tracked", how
+    assert how["read_ahead"] > 16 * MIB
+    criuctl("kill", "s")
+    criuctl("restore", "s")
+    assert criuctl("status", "s")["state"] == "running"
+    criuctl("kill", "s")
+
+
+def test_where_criu_cannot_be_hooked_the_tree_is_dumped_as_always(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """A program that only starts CRIU has no ioctl() of CRIU's name."""
+    animal = zoo.launch("memory.py", "4")
+    starter = criuctl.home.path / "starter"
+    argv = " ".join(shlex.quote(word) for word in binary.find(Config()).argv)
+    starter.write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
+    starter.chmod(0o755)
+    criuctl.extra |= {**ON, "CRIUCTL_CRIU": str(starter)}
+    report = trip.snapshot(animal)
+    how = record(criuctl, report)
+    assert how["way"] == "frozen", how
+    assert "CRIU cannot be hooked" in how["why"]
+    animal.end()
+    trip.restore(report, animal).ask()
