@@ -59,10 +59,12 @@ def take(pids: Sequence[int]) -> Taken:
         try:
             return _received(ours, pids)
         finally:
-            # It ends by itself, within the time of one process.
-            select.select([pidfd], [], [], _ALL)
+            # It ends by itself; one that does not waits for a thread, in which it has done nothing.
+            if not select.select([pidfd], [], [], _ALL)[0]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
-            os.waitpid(child, 0)
+            with suppress(ChildProcessError):  # reaped elsewhere
+                os.waitpid(child, 0)
 
 
 def _received(ours: socket.socket, pids: Sequence[int]) -> Taken:

@@ -131,7 +131,10 @@ class TrackedMemory:
 
     def prepare(self) -> None:
         """Read the tree's memory in rounds, until little is left to read."""
-        self._register()
+        try:
+            self._register()
+        except OSError as error:  # no process for it could be started
+            self.refused[self._root] = str(error)
         deadline = time.monotonic() + _SECONDS
         while self.tasks and not self._enough() and time.monotonic() < deadline:
             began = time.monotonic()
@@ -176,16 +179,25 @@ class TrackedMemory:
 
     def _round(self, *, first: bool) -> int:
         """Protect and read what is not protected; return how many bytes were read."""
-        found = {pid: list(cut(_protected(task, every=first))) for pid, task in self.tasks.items()}
+        found: dict[int, list[Cut]] = {}
+        for pid, task in list(self.tasks.items()):
+            try:
+                found[pid] = list(cut(_protected(task, every=first)))
+            except OSError as error:
+                self._leave(pid, str(error))
         time.sleep(_SETTLE)
         size = 0
         for pid, windows in found.items():
             if why := _pinned(pid):
-                self.refused[pid] = why
-                self.tasks.pop(pid).close()
+                self._leave(pid, why)
             else:
                 size += self._read(self.tasks[pid], windows, whole=first)
         return size
+
+    def _leave(self, pid: int, why: str) -> None:
+        """Leave a process to CRIU."""
+        self.refused[pid] = why
+        self.tasks.pop(pid).close()
 
     def _read(self, task: Task, windows: Sequence[Cut], *, whole: bool) -> int:
         """Read and store these windows; return how many bytes could be read."""
