@@ -182,6 +182,18 @@ class Layers:
         version.places = array("Q", range(first, first + pages))
         return self._settled(at, version, name, last=last)
 
+    def whole(self, content: memoryview) -> Settled:
+        """Return where the pages of a window will be stored that is not remembered."""
+        name = self._chunk_id(content)
+        first = self._new_chunk(name, len(content)).number << _PAGE_BITS
+        return Settled(range(first, first + len(content) // PAGE), name)
+
+    def scattered(self, content: memoryview) -> Settled:
+        """Return where these pages will be stored: in the patch, with others."""
+        return Settled(
+            [self._put(content[at : at + PAGE]) for at in range(0, len(content), PAGE)], b""
+        )
+
     def end_patch(self) -> None:
         """Store the patch as it is."""
         self._end_chunk()

@@ -35,7 +35,7 @@ from .codec import Compressor, Sealer
 from .index import Index
 from .layers import At, Chunk, Composition, Layers
 from .packs import PackBuilder, PackIndex, object_name
-from .streams import Stream, WriterStats
+from .streams import Stream, Together, WriterStats
 
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
@@ -88,7 +88,9 @@ class Pipeline:
         self._compact: PageBuffer | None = None
         self._compact_fill = 0
         self._layers: Layers | None = None  # set once memory was sent ahead
-        self._windows: SimpleQueue[Sequence[Window] | threading.Event | None] = SimpleQueue()
+        self._windows: SimpleQueue[Sequence[Window] | threading.Event | Together | None] = (
+            SimpleQueue()
+        )
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._full: SimpleQueue[tuple[PackBuilder, PageBuffer] | None] = SimpleQueue()
         self._state = threading.Condition(threading.Lock())  # guards the following attributes
@@ -140,6 +142,14 @@ class Pipeline:
             barrier = threading.Event()
             self._windows.put(barrier)
             barrier.wait()
+        self.check()
+
+    def put_together(self, together: Together) -> None:
+        """Put a stream together of loose pages that were handed over before."""
+        self.check()
+        self.start()
+        self._windows.put(together)
+        together.done.wait()
         self.check()
 
     def flush(self) -> None:
@@ -221,15 +231,17 @@ class Pipeline:
 
     def _hash(self) -> None:
         while (batch := self._windows.get()) is not None:
-            if isinstance(batch, threading.Event):
+            if isinstance(batch, threading.Event | Together):
                 try:
                     if self._layers is not None and self._error is None:
                         self._layers.end_patch()
                     self._end_compact()
+                    if isinstance(batch, Together) and self._error is None:
+                        self._put_together(batch)
                 except BaseException as error:  # recorded before waiting callers go on
                     self.fail(error)
                 finally:
-                    batch.set()
+                    (batch.done if isinstance(batch, Together) else batch).set()
             elif self._error is None:
                 self._hash_batch(batch)
 
@@ -242,8 +254,17 @@ class Pipeline:
         for stream, buffer, start, end, at in batch:
             content = buffer.view[start:end]
             stats.bytes_in += end - start
-            layers = self._layers_of(stream) if at is not None else None
-            if at is None or layers is None:
+            wanted = at is not None or stream.loose is not None
+            layers = self._layers_of(stream) if wanted else None
+            if stream.loose is not None and layers is not None:
+                places, chunk = (
+                    layers.scattered(content) if stream.scattered else layers.whole(content)
+                )
+                stream.loose.extend(places)
+                if not chunk:
+                    finished[buffer] = finished.get(buffer, 0) + 1
+                    continue
+            elif at is None or layers is None:
                 assert stream.made is None, "memory without addresses behind memory with them"
                 chunk = chunk_id(content)
                 if stream.kept:
@@ -278,6 +299,17 @@ class Pipeline:
             self.buffers.done(buffer, users)
         total = max(self.expected, stats.bytes_in) if self.expected else None
         self._reporter.progress("pages", stats.bytes_in, total)
+
+    def _put_together(self, together: Together) -> None:
+        """Make the stream of the places that its pages have by now."""
+        stream = together.stream
+        assert stream.loose is not None and self._layers is not None
+        places = stream.loose
+        stream.made = made = Composition(self._layers.chunks)
+        used: set[bytes] = set()
+        for window in together.windows:
+            used.update(made.add([places[number] for number in window]))
+        self.stats.bytes_unused -= sum(self._ahead.pop(chunk, 0) for chunk in used)
 
     def _unknown(self, sizes: dict[bytes, int], kept: Collection[bytes]) -> set[bytes]:
         """Return those of these chunks that must be stored now; `kept` are those that a kept stream

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from array import array
+from collections.abc import Sequence
+
 from msgspec import Struct, field
 
 from .layers import Composition
@@ -18,6 +22,17 @@ class Stream(Struct):
     made: Composition | None = None
     # False: its chunks are sent ahead, but it is not part of the checkpoint
     kept: bool = True
+    # set for pages that are stored first, and put together to streams later: their places
+    loose: array[int] | None = None
+    scattered: bool = False  # loose pages that are not a window: they share chunks with others
+
+
+class Together(Struct):
+    """A stream to put together of loose pages."""
+
+    stream: Stream
+    windows: Sequence[Sequence[int]]  # numbers of loose pages
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class WriterStats(Struct):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from array import array
+from collections.abc import Callable, Collection, Hashable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +27,7 @@ from .layers import At
 from .manifest import Manifest
 from .pipeline import Pipeline, Window
 from .publication import Publication
-from .streams import Stream, WriterStats
+from .streams import Stream, Together, WriterStats
 from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class CheckpointWriter:
         self._streams: dict[Hashable, Stream] = {}
         self._tailed: list[Stream] = []  # contains every stream that has a tail
         self._ahead = Stream(kept=False)
+        self._loose = Stream(kept=False, loose=array("Q"))
+        self._scattered = Stream(kept=False, loose=self._loose.loose, scattered=True)
+        self._loose_pages = 0
         self._lock = threading.RLock()
         self._pending: list[Window] = []
         self._small: PageBuffer | None = None  # the buffer that small content is copied to
@@ -171,6 +175,35 @@ class CheckpointWriter:
                 end,
                 (key, at) if at is not None and self._layers else None,
             )
+
+    @property
+    def layered(self) -> bool:
+        """Whether pages can be stored apart from their windows, as loose ones are."""
+        return self._layers
+
+    def loose(self, buffer: PageBuffer, start: int, end: int, *, scattered: bool = False) -> int:
+        """Store the pages in ``buffer.view[start:end]``, which `put_together` makes streams of, and
+        return the number of the first one; the others follow it.
+
+        Without `scattered` they become one chunk; with it they share chunks with other pages. Pages
+        that no stream has are left to the garbage collection.
+        """
+        with self._lock:
+            number, self._loose_pages = (
+                self._loose_pages,
+                self._loose_pages + (end - start) // PAGE,
+            )
+            self._window(self._scattered if scattered else self._loose, buffer, start, end)
+        return number
+
+    def put_together(self, key: Hashable, windows: Sequence[Sequence[int]]) -> None:
+        """Make the stream `key` of loose pages: their numbers, window by window."""
+        self._submit()
+        stream = Stream(loose=self._loose.loose)
+        self._pipeline.put_together(Together(stream, windows))
+        stream.loose = None
+        with self._lock:
+            self._streams[key] = stream
 
     def release(self, buffer: PageBuffer) -> None:
         """Hand `buffer` back: it is complete, and is used again when its last window is

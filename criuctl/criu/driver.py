@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import CriuctlError
 from ..proc.command import Starter
@@ -44,6 +45,7 @@ from .options import (
 )
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
+from .scan_hook import ScanHook
 
 # bytes of log that are read back: the processes are named at its beginning, the failure at its end
 _LOG_START, _LOG_END = 1 << 20, 15 << 20
@@ -132,15 +134,27 @@ class Dumper:
     pre-dump with the tree untouched.
     """
 
-    def __init__(self, criu: CriuBinary, folder: int, enter: Sequence[str] = ()) -> None:
-        """Images go to `folder`; `enter` is an argv prefix that puts CRIU into other namespaces."""
-        self._criu, self._folder, self._enter = criu, folder, enter
+    def __init__(
+        self,
+        criu: CriuBinary,
+        folder: int,
+        enter: Sequence[str] = (),
+        scans: ScanHook | None = None,
+    ) -> None:
+        """Images go to `folder`; `enter` is an argv prefix that puts CRIU into other namespaces;
+        `scans` hides memory from it.
+        """
+        self._criu, self._folder, self._enter, self._scans = criu, folder, enter, scans
         self._asked: DumpOptions | None = None
         # the source of its pages, until a receiver has it
         self._pages: socket.socket | None = None
         self._receiver: PageReceiver[Any] | None = None
         self._swrk: Swrk | None = None
         self._running = ExitStack()
+
+    def unfiltered(self) -> None:
+        """Hide nothing from later CRIUs."""
+        self._scans = None
 
     def ask(self, options: DumpOptions) -> None:
         """Start CRIU and request the dump; raises what a failed dump raises."""
@@ -153,6 +167,8 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds a copy; the stream must end when CRIU does
+                if self._scans is not None:
+                    fds.append(self._scans.descriptor())
                 self._swrk = swrk = stack.enter_context(
                     self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True)
                 )
@@ -226,7 +242,7 @@ class Dumper:
                 receiver, self._pages = PageReceiver(self._pages, sink), None
                 self._receiver = receiver
                 receiver.start()
-                self._swrk.answer(partial(_notify, receiver, steps, committed))
+                self._swrk.answer(partial(_notify, receiver, self._hooked(steps), committed))
         except (CriuRefused, CriuGone) as error:
             if receiver is not None:
                 receiver.stop()
@@ -239,6 +255,18 @@ class Dumper:
             if receiver is not None:
                 receiver.stop()
             raise
+
+    def _hooked(self, steps: DumpSteps) -> DumpSteps:
+        """Return these steps; before the first one, `scans` hooks into CRIU."""
+        scans = self._scans
+        if scans is None:
+            return steps
+
+        def begins() -> None:
+            scans.attach(self.pid, os.path.basename(self._criu.argv[-1]))
+            steps.begins()
+
+        return replace(steps, begins=begins)
 
 
 def _notify(

@@ -164,7 +164,7 @@ class Walk(Generic[B]):
                 while end < len(windows) and size + windows[end].size <= len(buffer.view):
                     size += windows[end].size
                     end += 1
-                got = memory.read(_joined(windows[at:end]), buffer.view)
+                got = memory.read(joined(windows[at:end]), buffer.view)
                 self.bytes += got
                 place = 0
                 while at < end and place + windows[at].size <= got:
@@ -244,16 +244,16 @@ def _stretches(windows: Sequence[Cut]) -> Iterator[tuple[int, int]]:
             first = n
 
 
-def _joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
+def joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
     """Return the pieces of these windows, adjacent ones joined."""
-    joined: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     for window in windows:
         for start, end in window.pieces:
-            if joined and joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], end)
+            if found and found[-1][1] == start:
+                found[-1] = (found[-1][0], end)
             else:
-                joined.append((start, end))
-    return joined
+                found.append((start, end))
+    return found
 
 
 def _shmem_device() -> int:

@@ -55,6 +55,7 @@ class Commit(Struct, eq=False):
     rounds: list[Round] = field(default_factory=list)  # of pre-copy
     manifest: Manifest | None = None
     let_go: bool = False  # CRIU is, or was, about to be allowed to end the tree
+    _memory: list[PageImage] = field(default_factory=list)
     _kept: bool = False  # an external connection is kept
     _frozen_ms: float = 0.0
 
@@ -79,7 +80,8 @@ class Commit(Struct, eq=False):
     def _complete(self, memory: list[PageImage], limit: FreezeLimit) -> None:
         self.parts.terminals.close_input_again()
         self.job.reporter.step("collect")
-        self.manifest = self._describe(memory)
+        self._memory = memory
+        self.manifest = self._describe(self.freeze.short.left(memory))
         if self.job.request.leave_running:  # the upload goes on after the thaw, see `store_running`
             self.destination.writer.wait_hashed()
             limit.stop_clock()  # before it is given back, which must not be interrupted half way
@@ -131,7 +133,14 @@ class Commit(Struct, eq=False):
             devices.give_back()  # if a device is lost nevertheless, this checkpoint is needed
             if devices.taken_at:  # the program has waited since it was locked
                 exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
-        timed = self._timed(self.manifest, (exact or self._frozen_ms * 1000) / 1000)
+        described = self.freeze.short.completed(
+            self.manifest,
+            self._memory,
+            self.freeze.folder,
+            self.destination.writer,
+            self.freeze.collected.own.result(),
+        )
+        timed = self._timed(described, (exact or self._frozen_ms * 1000) / 1000)
         self.manifest = self._store(replace(timed, timings=timed.timings | self._gpu_timings()))
 
     def _timed(self, manifest: Manifest, frozen_ms: float) -> Manifest:
@@ -167,7 +176,7 @@ class Commit(Struct, eq=False):
     def _with_sizes(self, manifest: Manifest) -> Manifest:
         stats = self.destination.writer.stats
         sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
-        if self.rounds:
+        if self.rounds or self.freeze.short.tracks:
             sizes["unused"] = stats.bytes_unused
         total_ms = round((time.monotonic() - self.job.began) * 1000, 1)
         timings = dict(manifest.timings, total_ms=total_ms)

@@ -47,6 +47,7 @@ from .delivery import Delivery
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
 from .parts import TreeParts
+from .short_freeze import ShortFreeze
 
 
 class Seen(Struct):
@@ -76,6 +77,7 @@ class Freeze(Struct, eq=False):
     dumper: driver.Dumper
     folder: int  # of CRIU's images
     lock: ConnectionLock
+    short: ShortFreeze
     delivery: Delivery | None = None
     seen: Seen = field(default_factory=Seen)
     tries: int = 0  # that CRIU has refused
@@ -115,7 +117,8 @@ class Freeze(Struct, eq=False):
                 self.parts.call_limits.look(self.job.root.pid)
                 holder = self.parts.holder.prepared(self.job.max_freeze)
                 with holder as freezer, limit.freeze(self._still_since()):
-                    self.dumper.dump(self.parts.criu_options(self.job, freezer), self.writer, steps)
+                    options = self.parts.criu_options(self.job, freezer)
+                    self.dumper.dump(options, self.short.sink(self.writer), steps)
         except FreezeAgain as error:  # nothing was taken of the tree yet, and it runs again
             self.parts.holder.unprepare()
             self._forget("thawed", error.message)
@@ -144,6 +147,8 @@ class Freeze(Struct, eq=False):
         frozen = time.monotonic() - self.seen.at if self.seen.tree else 0.0
         again = self.tries <= len(PAUSES) and frozen < LONG and not self.job.root.doomed()
         why = passing(error, self.tries) if again else ""
+        if not why and again and (why := self.short.give_up()):
+            self.dumper.unfiltered()
         if not why:
             raise error
         if self.seen.tree:
@@ -211,6 +216,7 @@ class Freeze(Struct, eq=False):
         self.seen.connections = [c.record for c in looked.connections]
         parts.terminals.hold(opened, self.dumper.conversation)
         self.hooks.run("frozen", processes=[p.pid for p in tree])
+        self.short.frozen(tree)
         return driver.Frozen(criu_facts.page_guards(tree), looked.unix_keys())
 
     def _files(self, reporter: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from .. import __version__
 from ..cgroups import membership
@@ -129,17 +130,14 @@ def store_and_describe(
 ) -> Manifest:
     """Build the manifest; store CRIU's metadata images and the maps of the memory on the way."""
     image_files = tuple(_add_images(images, writer))
-    for image in memory:
-        writer.add_bytes(("entries", image.key), image.pack())
+    maps = _entries(memory, writer)
     features = (
         [carried_binaries.FEATURE]
         if any(f.kind == "mapped" and f.data is not None for f in taken.files)
         else []
     )
     everywhere = processor_affinity.everywhere()
-    # Only now: the first call waits until everything is hashed.
-    memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
-    return Manifest(
+    made = Manifest(
         id=os.urandom(16).hex(),
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
@@ -153,7 +151,6 @@ def store_and_describe(
         namespaces=taken.entry.to_dict(),
         images=image_files,
         image_data=writer.stream("images"),
-        memory=memory_images,
         terminals=tuple(taken.terminals),
         holder=taken.holder,
         connections=tuple(taken.connections),
@@ -165,14 +162,51 @@ def store_and_describe(
             for key, d in taken.external.items()
         ),
         bytes={
-            "memory": sum(i.pages for i in memory) * 4096,
+            "memory": 0,
             "files": sum(f.size for f in taken.files if f.data is not None),
             "new": 0,
             "stored": 0,
         },
-        features=(*features, LAYERS)
-        if any(image.data.pages is not None for image in memory_images)
-        else tuple(features),
+        features=tuple(features),
+    )
+    return _with_memory(made, maps, writer, taken.own)
+
+
+def with_memory(
+    manifest: Manifest,
+    memory: Sequence[PageImage],
+    writer: CheckpointWriter,
+    own: Mapping[int, Sequence[tuple[int, int]]],
+) -> Manifest:
+    """Return the manifest with these images of memory added; store their maps."""
+    return _with_memory(manifest, _entries(memory, writer), writer, own)
+
+
+def _entries(memory: Sequence[PageImage], writer: CheckpointWriter) -> Sequence[PageImage]:
+    for image in memory:
+        writer.add_bytes(("entries", image.key), image.pack())
+    return memory
+
+
+def _with_memory(
+    manifest: Manifest,
+    memory: Sequence[PageImage],
+    writer: CheckpointWriter,
+    own: Mapping[int, Sequence[tuple[int, int]]],
+) -> Manifest:
+    # Only now: the first call waits until everything is hashed.
+    images = tuple(_memory(image, writer, own) for image in memory)
+    layered = any(image.data.pages is not None for image in images)
+    size = manifest.bytes["memory"] + sum(i.pages for i in memory) * 4096
+    return replace(
+        manifest,
+        memory=manifest.memory + images,
+        bytes=dict(manifest.bytes, memory=size),
+        features=(
+            (*manifest.features, LAYERS)
+            if layered and LAYERS not in manifest.features
+            else manifest.features
+        ),
     )
 
 

@@ -53,6 +53,7 @@ from .freeze import Freeze
 from .job import DumpJob, DumpRequest
 from .manifest_of_tree import DumpResult, result_of
 from .parts import TreeParts, gather, uses_devices
+from .short_freeze import ShortFreeze
 from .signals import handlers_restored
 
 
@@ -116,7 +117,9 @@ def dump(
         # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
         # allowed to go on.
         entry = plan_entry(dumped.root.pid)
-        folder, dumper = _prepare_criu(job, entry, stack)
+        short = ShortFreeze.of(job, scene)
+        stack.callback(short.close)
+        folder, dumper = _prepare_criu(job, entry, short, stack)
         parts = gather(job, dumped, scene, survey, entry, stack)
         with suppress(CriuctlError):  # what is wrong with it is reported at the freeze
             dumper.ask(parts.criu_options(job))
@@ -124,7 +127,9 @@ def dump(
         _warn_name(job, registry, found, dumped, destination)
 
         lock = ConnectionLock(parts, folder, reporter)
-        freeze = Freeze(job, parts, hooks, destination.writer, dumper, folder, lock, delivery)
+        freeze = Freeze(
+            job, parts, hooks, destination.writer, dumper, folder, lock, short, delivery
+        )
         commit = Commit(job, parts, hooks, registry, destination, freeze)
         stack.enter_context(handlers_restored())
         hooks.run("pre-dump")  # while the tree runs; any of them may veto
@@ -134,6 +139,7 @@ def dump(
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
             _store_ahead(job, parts, destination, commit)
+            short.prepare(destination.writer)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
             freeze.run(commit.images_complete)
@@ -191,7 +197,7 @@ def _survey(job: DumpJob, scene: Scene) -> Survey:
 
 
 def _prepare_criu(
-    job: DumpJob, entry: NamespacePlan, stack: ExitStack
+    job: DumpJob, entry: NamespacePlan, short: ShortFreeze, stack: ExitStack
 ) -> tuple[int, driver.Dumper]:
     """Return the folder of CRIU's images, and a CRIU that is not started yet."""
     scratch = stack.enter_context(Scratch())
@@ -199,7 +205,7 @@ def _prepare_criu(
         job.reporter.finding(finding)
     folder = scratch.folder("images")
     stack.callback(os.close, folder)
-    dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix)
+    dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix, short.scans)
     stack.callback(dumper.close)
     return folder, dumper
 

@@ -23,7 +23,7 @@ from ..connections.rule_parsing import UNKNOWN_USER, parse
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
 from ..hooks.find import all_hooks
-from ..proc import netfilter
+from ..proc import netfilter, written_pages
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..quoting import quoted
@@ -124,6 +124,7 @@ def features() -> dict[str, Any]:
         "nftables": nftables,
         "userfaultfd": os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"),
         "soft_dirty": soft_dirty(),
+        "written_pages": written_pages.supported(),
     }
 
 

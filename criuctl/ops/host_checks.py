@@ -19,7 +19,7 @@ from .. import preparation
 from ..config import Config
 from ..criu import binary
 from ..errors import PlatformError, UntrustedPath
-from ..proc import command, netfilter
+from ..proc import command, netfilter, written_pages
 from ..proc.limits import effective_capabilities
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
@@ -121,7 +121,7 @@ def criu(config: Config) -> Iterator[Finding]:
         )
 
 
-def kernel(_config: Config) -> Iterator[Finding]:
+def kernel(config: Config) -> Iterator[Finding]:
     """Check the features of the kernel."""
     yield Finding("info", "kernel", f"Linux {platform.release()} on {platform.machine()}")
     lacking = [kind for kind in KINDS if not os.path.exists(f"/proc/self/ns/{kind}")]
@@ -184,6 +184,25 @@ def kernel(_config: Config) -> Iterator[Finding]:
             "this kernel does not track changed pages (CONFIG_MEM_SOFT_DIRTY)",
             "Every round of pre-copy reads all memory; what is stored stays the same.",
         )
+    yield Finding("info", "written-pages", _short_freezes(config))
+
+
+def _short_freezes(config: Config) -> str:
+    """Say how long trees that are left running are frozen, and why."""
+    if not written_pages.supported():
+        return (
+            "this kernel does not show written pages to others (Linux 6.7, x86-64): a tree is "
+            "frozen while all its memory is read"
+        )
+    if not config.track_writes_mib:
+        return (
+            "this kernel shows written pages to others; track_writes_mib is 0, so a tree is frozen "
+            "while all its memory is read"
+        )
+    return (
+        f"snapshots of trees of {config.track_writes_mib} MiB or more freeze them only while what "
+        "they wrote last is read"
+    )
 
 
 def has_pidfd_getfd() -> bool:

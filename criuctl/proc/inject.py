@@ -39,8 +39,18 @@ _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
 _EXIT_KILL = 0x100000
 _GETREGS, _SETREGS = 12, 13
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
-_SYSCALL = b"\x0f\x05"
+SYSCALL = _SYSCALL = b"\x0f\x05"
 _MINUS_EINTR = (1 << 64) - errno.EINTR
+_AGAIN = (1 << 64) - 514  # the kernel's own "enter the call again, unless a handler has run"
+ENDED_BY_STOPS = frozenset(  # calls that a stop ends with EINTR, without having done anything
+    # epoll_wait, epoll_pwait, epoll_pwait2, semop, semtimedop, rt_sigtimedwait, io_getevents;
+    # reading, writing, accepting: on a socket with a time limit
+    (232, 281, 441, 65, 220, 128, 208, 0, 1, 19, 20, 43, 44, 45, 46, 47, 288, 299, 307)
+)
+_RSEQ_CONFIGURATION, _SECCOMP_GET_FILTER = 0x420F, 0x420C
+_INSTRUCTION = 8  # bytes of a BPF instruction
+_LONGEST = 4096  # instructions of a filter
+_NATIVE_CODE = 0x33  # the code segment of 64-bit programs
 _WALL = WALL = 0x40000000
 WNOTHREAD = 0x20000000  # only children that this very thread traces
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
@@ -122,6 +132,18 @@ def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> in
     return result
 
 
+class _Rseq(ctypes.Structure):
+    """struct ptrace_rseq_configuration."""
+
+    _fields_ = [
+        ("area", ctypes.c_uint64),
+        ("size", ctypes.c_uint32),
+        ("signature", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    ]
+
+
 class _Mask(ctypes.Structure):
     """The kernel's sigset_t."""
 
@@ -134,6 +156,53 @@ def _wait_stop(pid: int) -> int:
     if not os.WIFSTOPPED(status):
         raise OSError(errno.ESRCH, f"PID {pid} ended while it was stopped")
     return status >> 8
+
+
+def stopped_with(pid: int) -> int | None:
+    """Return the present stop of a traced process as signal and event (from bit 8 on); None: it
+    runs.
+    """
+    found, status = os.waitpid(pid, _WALL | os.WNOHANG)
+    if not found:
+        return None
+    if not os.WIFSTOPPED(status):
+        raise OSError(errno.ESRCH, f"PID {pid} ended while it was stopped")
+    return status >> 8
+
+
+def may_call(tid: int) -> bool:
+    """Return whether the stopped thread may be used at a place of its program where it is in no
+    system call.
+
+    Not in a restartable sequence (rseq), which would have to be aborted, nor in 32-bit code.
+    """
+    if _registers(tid).cs != _NATIVE_CODE:
+        raise OSError(errno.ENOEXEC, "it runs 32-bit code")
+    configuration = _Rseq()
+    try:
+        _ptrace(_RSEQ_CONFIGURATION, tid, ctypes.sizeof(configuration), configuration)
+    except OSError:
+        return True  # the kernel has no restartable sequences
+    area = configuration.area
+    return not area or read_memory(tid, area + 8, 8) == bytes(8)
+
+
+def seccomp_filters(tid: int) -> set[bytes]:
+    """Return the seccomp filters of the stopped thread, as they were set; `OSError` if they cannot
+    be read.
+    """
+    found: set[bytes] = set()
+    for number in range(_LONGEST):
+        place = ctypes.create_string_buffer(_LONGEST * _INSTRUCTION)
+        try:
+            count = _ptrace(_SECCOMP_GET_FILTER, tid, number, ctypes.cast(place, ctypes.c_void_p))
+        except OSError as error:
+            # none at all, or no more
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                return found
+            raise
+        found.add(place.raw[: count * _INSTRUCTION])
+    raise OSError(errno.E2BIG, "too many seccomp filters")
 
 
 def wait_stop(pid: int) -> None:
@@ -235,20 +304,24 @@ def call(pid: int, number: int, *arguments: int) -> int:
 
 
 @contextmanager
-def calling(pid: int) -> Iterator[Callable[..., int]]:
+def calling(pid: int, *, site: int = 0, restart: bool = False) -> Iterator[Callable[..., int]]:
     """Yield a function that runs system calls in the stopped process, as `call` does.
 
-    The registers are put back at the end. `BlockingIOError` if the process is in no system call.
+    The registers are put back at the end. `BlockingIOError` if the process is in no system call,
+    unless the address of a ``syscall`` instruction is given (`site`). With `restart`, a call that
+    the stop has ended with EINTR is entered again afterwards.
     """
     saved, mask = _registers(pid), _Mask()
-    site = _call_site(pid, saved)
-    if site is None:
+    place = site or _call_site(pid, saved)
+    if place is None:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
+    if restart and saved.rax == _MINUS_EINTR and saved.orig_rax in ENDED_BY_STOPS:
+        saved.rax = _AGAIN
     registers = _Registers.from_buffer_copy(saved)
 
     def run(number: int, *arguments: int) -> int:
         registers.rip, registers.rax, registers.orig_rax = (
-            site,
+            place,
             number,
             ctypes.c_ulonglong(-1).value,
         )

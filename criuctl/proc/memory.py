@@ -90,8 +90,17 @@ class TaskMemory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both files."""
         os.close(self._pagemap)
         os.close(self._mem)
+
+    @property
+    def pagemap(self) -> int:
+        """The descriptor of its pagemap, see `criuctl.proc.written_pages`."""
+        return self._pagemap
 
     def runs(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Run]:
         """Yield the pages in these ascending ranges that are in memory or swapped out.
@@ -215,7 +224,9 @@ def _scan(fd: int, start: int, end: int, regions: bytearray) -> tuple[int, int]:
         )
     )
     count = fcntl.ioctl(fd, _PAGEMAP_SCAN, arguments, True)
-    return count, _SCAN.unpack(arguments)[4]
+    # The kernel's own "walk_end" may lie before regions that it has returned.
+    room = len(found) // _REGION.size
+    return count, end if count < room else _REGION.unpack_from(found, (count - 1) * _REGION.size)[1]
 
 
 def _zero_pages(data: bytes) -> Iterator[int]:

@@ -77,6 +77,12 @@ def filter_of(
     return [*program, (_RETURN, 0, 0, _RET_ALLOW)]
 
 
+def packed(refused: Container[str]) -> bytes:
+    """Return that program as the kernel takes it, for the architectures known here."""
+    program = filter_of(refused, _SOCKET_CALLS)
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+
+
 def refuse(refused: Container[str]) -> None:
     """Set a seccomp filter (seccomp(2)) that refuses these to this process and all that it starts.
 
@@ -86,10 +92,10 @@ def refuse(refused: Container[str]) -> None:
     """
     import ctypes  # takes as long to import as all other modules here
 
-    instructions = filter_of(refused, _SOCKET_CALLS)
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
+    instructions = packed(refused)
+    code = ctypes.create_string_buffer(instructions, len(instructions))
     program = ctypes.create_string_buffer(
-        struct.pack("HP", len(instructions), ctypes.addressof(code))
+        struct.pack("HP", len(instructions) // 8, ctypes.addressof(code))
     )
     libc = ctypes.CDLL(None, use_errno=True)
     for _ in range(2):

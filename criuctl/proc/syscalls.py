@@ -21,6 +21,7 @@ _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
+USER_MODE_ONLY = 1  # a userfaultfd that needs no privilege: faults of the kernel are not handled
 _IPC_RMID = 0
 _SEM_GETPID = 11
 _SPLICE_F_NONBLOCK = 2
@@ -92,13 +93,20 @@ def _known(numbers: Mapping[str, int]) -> int:
     return number
 
 
+def userfaultfd_number() -> int:
+    """Return the number of userfaultfd(2); ENOSYS if it is unknown."""
+    return _known(_SYS_USERFAULTFD)
+
+
+def userfaultfd(flags: int) -> int:
+    """Return a new userfaultfd of this process."""
+    return _checked(_c().syscall(userfaultfd_number(), flags))
+
+
 def has_userfaultfd() -> bool:
     """Return whether the kernel lets us handle page faults of other processes."""
-    number = _SYS_USERFAULTFD.get(os.uname().machine)
-    if number is None:
-        return False
     try:
-        os.close(_checked(_c().syscall(number, os.O_CLOEXEC)))
+        os.close(userfaultfd(os.O_CLOEXEC))
     except OSError:
         return False
     return True

@@ -35,6 +35,7 @@ CASES = (
     "restore",
     "precopy",
     "increment",
+    "tracked",
     "fixed",
     "list",
     "rss",
@@ -112,7 +113,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--sizes",
         type=_sizes,
         metavar="LIST",
-        help="of the trees [50M,1G; rss: 4G; increment: the largest]",
+        help="of the trees [50M,1G; rss: 4G; increment, tracked: the largest]",
     )
     parser.add_argument(
         "--processes",
@@ -272,6 +273,8 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
         yield from cases.precopy(bench, options.sizes or sizes[-1:], options.processes[:1])
     if "increment" in options.case:
         yield from cases.increment(bench, options.sizes or sizes[-1:], options.processes)
+    if "tracked" in options.case:
+        yield from cases.tracked(bench, options.sizes or sizes[-1:])
     if "fixed" in options.case:
         yield from cases.fixed(bench)
     if "list" in options.case:

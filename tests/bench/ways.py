@@ -303,8 +303,10 @@ class Criuctl(Way):
         place: Place,
         program: Sequence[str] = (),
         options: Sequence[str] = (),
+        configuration: Mapping[str, str] | None = None,
     ) -> None:
         self.name = " ".join(option.lstrip("-") for option in options) or "criuctl"
+        self._configuration = configuration or {}
         self._options = list(options)  # of dump
         self._commands = commands
         self._folder = folder / "criuctl"
@@ -330,6 +332,7 @@ class Criuctl(Way):
             "CRIUCTL_CACHE_DIR": str(self._folder / "cache"),
             "CRIUCTL_KEY_DIR": str(self._folder / "keys"),
             **self._place.env,
+            **self._configuration,
         }
 
     def prepare(self) -> None:

@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import leaks
+from support import leaks, oracle
 from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
 from support.pauses import paused, steps_of
 from support.trip import Trip
-from support.zoo import Zoo
+from support.zoo import Animal, Zoo
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -29,16 +29,19 @@ TURNS = [signal.SIGINT, signal.SIGTERM] * 50  # one handler has them both: each 
 AGAIN = ("preflight", "frozen", "commit", "cleanup")
 
 
-@pytest.mark.parametrize("how", ["ends", "left running"])
+@pytest.mark.parametrize("how", ["ends", "left running", "tracked"])
 def test_kill_9_at_every_step_of_a_dump(
     how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath
 ) -> None:
     """The tree runs on, or a complete checkpoint exists, at each and every step."""
-    options = ["--leave-running"] if how == "left running" else []
+    options = [] if how == "ends" else ["--leave-running"]
+    if how == "tracked":
+        criuctl.extra["CRIUCTL_TRACK_WRITES_MIB"] = "1"
     first = zoo.launch("counter.py", "1", name="first")
     steps = steps_of(criuctl, "dump", first.pid, *options)
     first.end()
     assert {"freeze", "commit"} <= set(steps)
+    assert ("track" in steps) == (how == "tracked")
     fates = {}
     for step in steps:
         animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
@@ -48,12 +51,21 @@ def test_kill_9_at_every_step_of_a_dump(
         ) as held:
             held.kill()
         held.wait_settled(animal)
+        untracked(animal)
         fates[step] = aftermath.of_dump(animal, again=step in AGAIN)
     # Before the commit no tree may be gone; and at some point of a dump that ends the tree it is.
     assert [fates[step] for step in steps[: steps.index("commit")]] == ["alive"] * steps.index(
         "commit"
     )
     assert ("dumped" in fates.values()) == (how == "ends")
+
+
+def untracked(animal: Animal) -> None:
+    """Nothing of the tracking of writes is left in the tree, if it lives."""
+    for pid in oracle.tree(animal.pid):
+        assert " uw" not in oracle.read(f"/proc/{pid}/smaps")
+        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        assert "userfaultfd" not in "".join(links)
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])

@@ -1,0 +1,167 @@
+"""The short freeze of a dump, where it is possible: memory is read while the tree runs, and frozen
+only what was written to since (`criuctl.tracking`).
+
+In every case of doubt the tree, or one process of it, is dumped as always: all of its memory is
+read when it is frozen. The manifest records which way it was, and why (`ShortFreeze.record`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..checkpoint.buffers import PageBuffer
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.writer import CheckpointWriter
+from ..criu.pages import ImageKey, PageImage, PageSink
+from ..criu.scan_hook import ScanHook
+from ..proc import written_pages
+from ..proc.tree import Process
+from ..tracking.assembly import Sent, assemble
+from ..tracking.memory import TrackedMemory
+from .checks.scene import Scene
+from .job import DumpJob
+from .manifest_of_tree import with_memory
+from .parts import uses_devices
+
+
+def prevented(job: DumpJob, scene: Scene) -> str:
+    """Return why the freeze of this tree cannot be short, or need not be; "" if it can."""
+    if not job.config.track_writes_mib:
+        return "the configuration's track_writes_mib is 0"
+    if not job.request.leave_running:
+        return "the dump ends the tree"
+    if job.request.precopy:
+        return "pre-copy was asked for"
+    if uses_devices(scene.opened):
+        return "the tree uses a GPU"
+    if sum(process.rss for process in scene.living) < job.config.track_writes_mib << 20:
+        return "the tree is small"
+    if not written_pages.supported():
+        return "the kernel does not track writes (Linux 6.7, x86-64)"
+    return ""
+
+
+class ShortFreeze(Struct, eq=False):
+    """What makes the freeze of one dump short; `close` it. Without `scans` it does nothing."""
+
+    job: DumpJob
+    why: str = ""  # it is not short
+    scans: ScanHook | None = None
+    memory: TrackedMemory | None = None
+    _sent: Sent | None = None
+
+    @classmethod
+    def of(cls, job: DumpJob, scene: Scene) -> ShortFreeze:
+        """Return one for this tree."""
+        why = prevented(job, scene)
+        return cls(job, why, None if why else ScanHook())
+
+    @property
+    def tracks(self) -> bool:
+        """Whether memory was read ahead."""
+        return self.memory is not None and bool(self.memory.rounds)
+
+    def close(self) -> None:
+        """End the tracking; nothing is left in the processes."""
+        if self.memory is not None:
+            self.memory.close()
+        if self.scans is not None:
+            self.scans.close()
+
+    def prepare(self, writer: CheckpointWriter) -> None:
+        """Read and store memory while the tree runs."""
+        if self.scans is None:
+            return
+        if not writer.layered:
+            self.why = "the store takes no pages apart from their windows"
+            return
+        self._sent = Sent(writer)
+        self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter)
+        self.memory.prepare()
+
+    def sink(self, writer: CheckpointWriter) -> PageSink[PageBuffer]:
+        """Return what takes CRIU's pages."""
+        return self._sent if self._sent is not None else writer
+
+    def frozen(self, tree: Sequence[Process]) -> None:
+        """Read what was written to since, and hide from CRIU what need not be read again."""
+        if self.scans is None or self.memory is None or self._sent is None:
+            return
+        self._sent.begin(frozenset())
+        if self.scans.unavailable:
+            self.why = self.scans.unavailable
+            return
+        hidden = self.memory.frozen(tree)
+        self._sent.begin(frozenset(self.memory.tasks[pid].key for pid in hidden))
+        self.scans.hide(hidden)
+
+    def give_up(self) -> str:
+        """Dump as always from now on, as CRIU has failed; return why another try may help, "" if it
+        was so already.
+        """
+        if self.scans is None or self.memory is None:
+            return ""
+        self.why = "CRIU failed when memory was hidden from it"
+        self.memory.close()
+        self.scans.hide({})
+        self.memory = self._sent = None
+        return self.why
+
+    def left(self, memory: Sequence[PageImage]) -> list[PageImage]:
+        """Return the images that are complete as CRIU has sent them."""
+        keys = self._sent.keys if self._sent is not None else frozenset()
+        return [image for image in memory if image.key not in keys]
+
+    def completed(
+        self,
+        manifest: Manifest,
+        memory: Sequence[PageImage],
+        folder: int,
+        writer: CheckpointWriter,
+        own: Mapping[int, Sequence[tuple[int, int]]],
+    ) -> Manifest:
+        """Return the manifest with the memory of the processes that were tracked; the tree may run.
+
+        `memory`: what CRIU has sent; `folder`: its images.
+        """
+        if self.memory is not None and self._sent is not None and self._sent.keys:
+            self.memory.stop()
+            images = {image.key: image for image in memory}
+            whole = [
+                assemble(
+                    task,
+                    images.get(task.key, PageImage(task.key)),
+                    self._sent.numbers.get(task.key, ()),
+                    folder,
+                    writer,
+                )
+                for task in self.memory.tasks.values()
+                if task.key in self._sent.keys
+            ]
+            manifest = with_memory(manifest, whole, writer, own)
+        return replace(manifest, criu=manifest.criu | {"memory": self.record()})
+
+    def record(self) -> dict[str, Any]:
+        """Return how the memory was read, for the manifest."""
+        keys: frozenset[ImageKey] = self._sent.keys if self._sent is not None else frozenset()
+        if self.memory is None or not keys:
+            return {"way": "frozen", "why": self.why or self._refusals() or "nothing to track"}
+        record: dict[str, Any] = {
+            "way": "tracked",
+            "rounds": len(self.memory.rounds),
+            "read_ahead": sum(one.read for one in self.memory.rounds),
+            "read_frozen": self.memory.dirty,
+        }
+        refusals = self._refusals()
+        return record | ({"why": refusals} if refusals else {})
+
+    def _refusals(self) -> str:
+        if self.memory is None or not self.memory.refused:
+            return ""
+        pid, why = next(iter(self.memory.refused.items()))
+        more = len(self.memory.refused) - 1
+        return f"PID {pid}: {why}" + (f", and {more} more" if more else "")
