@@ -26,7 +26,7 @@ SYS_MMAP, SYS_MPROTECT, SYS_MADVISE, SYS_PRCTL, SYS_MLOCK2, SYS_PKEY_MPROTECT, S
 )
 PR_SET_VMA = 0x53564D41
 # What smaps tells of a mapping and should be so again; not that it is accounted for, nor that pages
-# are locked when touched.
+# are locked when touched, nor ("gu") that it, or one that it was merged with, may have guard pages.
 FLAGS = frozenset(
     [
         "rd",
@@ -54,7 +54,6 @@ FLAGS = frozenset(
         "um",
         "uw",
         "dp",
-        "gu",
     ]
 )
 
