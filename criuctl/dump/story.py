@@ -117,9 +117,7 @@ def dump(
         # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
         # allowed to go on.
         entry = plan_entry(dumped.root.pid)
-        short = ShortFreeze.of(job, scene)
-        stack.callback(short.close)
-        folder, dumper = _prepare_criu(job, entry, short, stack)
+        folder, short, dumper = _prepare_criu(job, scene, entry, stack)
         parts = gather(job, dumped, scene, survey, entry, stack)
         with suppress(CriuctlError):  # what is wrong with it is reported at the freeze
             dumper.ask(parts.criu_options(job))
@@ -197,9 +195,13 @@ def _survey(job: DumpJob, scene: Scene) -> Survey:
 
 
 def _prepare_criu(
-    job: DumpJob, entry: NamespacePlan, short: ShortFreeze, stack: ExitStack
-) -> tuple[int, driver.Dumper]:
-    """Return the folder of CRIU's images, and a CRIU that is not started yet."""
+    job: DumpJob, scene: Scene, entry: NamespacePlan, stack: ExitStack
+) -> tuple[int, ShortFreeze, driver.Dumper]:
+    """Return the folder of CRIU's images, what may read memory ahead of it, and a CRIU that is not
+    started yet.
+    """
+    short = ShortFreeze.of(job, scene)
+    stack.callback(short.close)
     scratch = stack.enter_context(Scratch())
     for finding in scratch.findings():
         job.reporter.finding(finding)
@@ -207,7 +209,7 @@ def _prepare_criu(
     stack.callback(os.close, folder)
     dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix, short.scans)
     stack.callback(dumper.close)
-    return folder, dumper
+    return folder, short, dumper
 
 
 def _warn_name(

@@ -87,8 +87,38 @@ def attach(
     everything. Roles and the lease prevent mistakes between clients; they do not protect from a
     process of the same user.
     """
+    from ...ops.new_session import run
+    from ...ops.sessions import ended
     from ..attaching import attach_to
 
+    _check_options(app, name, read_only, take, update_env, stdio)
+    role = "observe" if read_only else "admin" if take else "write"
+    if name.startswith("ssh://"):
+        if command or stdio:
+            raise UsageError(
+                "a session on another host is started there: `ssh HOST criuctl run ...`"
+            )
+        return _attach_elsewhere(app, name, role)
+
+    if stdio:
+        from ...session.client.remote import relay
+
+        relay(app.config, name)
+        return 0
+    connect = partial(_connect, app.config, name, role)
+    if command and ended(app.config, name):
+        from ...session.client.local_terminal import Terminal
+
+        size = Terminal().size
+        run(app.config, command, name=name, size=size[:2] if size else (24, 80), detached=False)
+        return attach_to(app, name, connect, read_only=read_only, take=take, start=0)
+    return attach_to(app, name, connect, read_only=read_only, take=take, update_env=update_env)
+
+
+def _check_options(
+    app: App, name: str, read_only: bool, take: bool, update_env: bool, stdio: bool
+) -> None:
+    """Raise `UsageError` for options that contradict each other, and where nobody could type."""
     if app.json:
         raise UsageError(
             "attach has no JSON: standard output is the session's",
@@ -107,42 +137,25 @@ def attach(
             hint=f"Watch with `criuctl capture {quoted(name)} --follow`, type with "
             f"`criuctl send {quoted(name)}`.",
         )
-    role = "observe" if read_only else "admin" if take else "write"
-    if name.startswith("ssh://"):
-        from ...session.client.remote import Remote
 
-        if command or stdio:
-            raise UsageError(
-                "a session on another host is started there: `ssh HOST criuctl run ...`"
-            )
-        remote = Remote.parse(name, app.config)
-        try:
-            return attach_to(
-                app,
-                remote.name,
-                lambda resume: remote.connect(role, resume),
-                read_only=read_only,
-                take=take,
-                patience=3600.0,
-            )
-        finally:
-            remote.close()
-    from ...ops.new_session import run
-    from ...ops.sessions import ended
 
-    if stdio:
-        from ...session.client.remote import relay
+def _attach_elsewhere(app: App, name: str, role: str) -> int:
+    """Attach to a session of another host, ``ssh://HOST/NAME``."""
+    from ...session.client.remote import Remote
+    from ..attaching import attach_to
 
-        relay(app.config, name)
-        return 0
-    connect = partial(_connect, app.config, name, role)
-    if command and ended(app.config, name):
-        from ...session.client.local_terminal import Terminal
-
-        size = Terminal().size
-        run(app.config, command, name=name, size=size[:2] if size else (24, 80), detached=False)
-        return attach_to(app, name, connect, read_only=read_only, take=take, start=0)
-    return attach_to(app, name, connect, read_only=read_only, take=take, update_env=update_env)
+    remote = Remote.parse(name, app.config)
+    try:
+        return attach_to(
+            app,
+            remote.name,
+            lambda resume: remote.connect(role, resume),
+            read_only=role == "observe",
+            take=role == "admin",
+            patience=3600.0,
+        )
+    finally:
+        remote.close()
 
 
 def _connect(config: Config, name: str, role: str, resume: tuple[str, str] | None) -> Session:

@@ -419,16 +419,24 @@ class Attachment:
         self._redraw_at = None if stay else time.monotonic() + _NOTICE
 
     def _restore_screen(self) -> None:
-        """Draw the screen again, without notices and gaps."""
-        self._redraw_at, self._gap = None, False
+        """Draw the screen again, without notices and gaps; later, if output comes at this moment:
+        what the program prints must be in this terminal's scrollback.
+        """
+        gap, self._redraw_at, self._gap = self._gap, None, False
         if not self._terminal.is_terminal:
             return
         self.session.detach()
-        while self.session.pending:
+        came = False
+        while self.session.pending and self._ended is None:
             message = self.session.receive(0)
-            if message is not None and not isinstance(message, Output):
+            if message is not None and not (gap and isinstance(message, Output)):
+                came |= isinstance(message, Output)
                 self._on_message(message)
-        self._draw(history=False)
+        if came and self._ended is None:
+            self._attach(self._position)
+            self._redraw_at = time.monotonic() + _QUIET
+        elif self._ended is None:
+            self._draw(history=False)
 
     # -- the connection is lost -------------------------------------------------------------------
 
