@@ -207,7 +207,7 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "exit_signal": None,
             "reason": record.reason
             or ("it cannot be seen from inside of a session" if record.hidden else None),
-            "since": utc_text(record.updated),
+            "since": utc_text(_began(record) if alive and not record.hidden else record.updated),
             "id": record.id,
             "created": None,
             "command": _command(record.pid) if alive and not record.hidden else [],
@@ -224,6 +224,12 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
         body["home"] = (state or {}).get("home") or known or _host_of(moved_to)
     body["moved_to"] = moved_to if body["state"] == "checkpointed" else None
     return body
+
+
+def _began(record: SessionRecord) -> float:
+    """Return when the tree began to run here, in Unix seconds: its root's start, by the kernel."""
+    started = record.start_time / os.sysconf("SC_CLK_TCK")
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def _host_of(url: str) -> str:
