@@ -57,6 +57,8 @@ _LAZY = (
     "criuctl.session.launch.spawn",
     "criuctl.session.screen.shell_marks",
     "criuctl.store.local",
+    "cryptography.exceptions",
+    "cryptography.hazmat.primitives.ciphers.aead",
     "encodings.ascii",
     "encodings.raw_unicode_escape",
     "encodings.unicode_escape",

@@ -118,7 +118,7 @@ def attach(
 def _check_options(
     app: App, name: str, read_only: bool, take: bool, update_env: bool, stdio: bool
 ) -> None:
-    """Raise `UsageError` for options that contradict each other, and where nobody could type."""
+    """Raise `UsageError` for options that contradict each other, and where no one can type."""
     if app.json:
         raise UsageError(
             "attach has no JSON: standard output is the session's",

@@ -25,6 +25,7 @@ from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
 from criuctl.session.client.session import Session
 from criuctl.session.holder.command_operations import CommandOperations
+from criuctl.session.holder.environment import SessionEnvironment
 from criuctl.session.holder.event_operations import EventOperations
 from criuctl.session.holder.holder_operations import HolderOperations
 from criuctl.session.holder.inside_operations import InsideOperations
@@ -47,6 +48,7 @@ GROUPS: list[Any] = [
     HolderOperations,
     StepOperations,
     InsideOperations,
+    SessionEnvironment,
 ]
 OPERATIONS_OF_THE_HOLDER = sorted(
     name
