@@ -25,6 +25,7 @@ Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
 _NAMED = 4  # processes, descriptors or files that are named in a summary of like findings
+RECORDED = 1000  # the same of a summary that is kept, as warnings are: it names all that matter
 _MANY = 4  # from this number on, findings about different files or sizes are summarised, too
 # a folder of /proc, and ``PID (command)``
 _PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")
@@ -62,9 +63,9 @@ class Finding(Struct, frozen=True):
         return f"{where}: {self.text}" if where else self.text
 
 
-def summarised(findings: Iterable[Finding]) -> list[Finding]:
+def summarised(findings: Iterable[Finding], *, named: int = _NAMED) -> list[Finding]:
     """Merge findings of one kind for display: the first, with a count and the processes or files of
-    some others.
+    some others; of files, `named` at most.
 
     Findings are of one kind if they have one code and their texts differ only in the process, or if
     one known program's remedy resolves them; and where there are many, if their texts differ only
@@ -79,9 +80,9 @@ def summarised(findings: Iterable[Finding]) -> list[Finding]:
     shown: list[Finding] = []
     for causes in kinds.values():
         if len(causes) >= _MANY:
-            shown.append(_counted([f for alike in causes.values() for f in alike]))
+            shown.append(_counted([f for alike in causes.values() for f in alike], named))
         else:
-            shown += [_counted(alike) for alike in causes.values()]
+            shown += [_counted(alike, _NAMED) for alike in causes.values()]
     return shown
 
 
@@ -89,16 +90,16 @@ def _impersonal(text: str, pid: int | None) -> str:
     return re.sub(rf"\b{pid}\b", "#", _PROCESS.sub("#", text))
 
 
-def _counted(alike: list[Finding]) -> Finding:
+def _counted(alike: list[Finding], named: int) -> Finding:
     first, *others = alike
     if not others:
         return first
     names = dict.fromkeys(_name(f, first) for f in others)
     for nothing_new in ("", _place(first, first.pid)):
         names.pop(nothing_new, None)
-    places = list(names)[:_NAMED]
-    if len(names) > _NAMED:
-        places.append(f"{len(names) - _NAMED} more")
+    places = list(names)[:named]
+    if len(names) > named:
+        places.append(f"{len(names) - named} more")
     where = " and ".join(part for part in (", ".join(places[:-1]), *places[-1:]) if part)
     text = f"{first.text}; and {len(others)} more like it{f': {where}' if where else ''}"
     return replace(first, text=text)

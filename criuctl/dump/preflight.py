@@ -17,7 +17,7 @@ from ..connections.record import UNTAKEN
 from ..connections.survey import Survey
 from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 from ..host.target import Target
-from ..report import Finding, summarised
+from ..report import RECORDED, Finding, summarised
 from .checks import known_programs
 from .checks.connections import PASSES, check_sockets
 from .checks.containers import DECISIVE
@@ -95,7 +95,7 @@ def examine(job: DumpJob, found: Target) -> Scene:
         raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
     assert scene is not None  # else there is an error
     # those of UNTAKEN are reported at the freeze
-    for finding in summarised(f for f in findings if f.code not in UNTAKEN):
+    for finding in summarised((f for f in findings if f.code not in UNTAKEN), named=RECORDED):
         job.reporter.finding(finding)
     return scene
 

@@ -41,7 +41,7 @@ from ..host.moves import Moves, Outgoing
 from ..host.registry import Registry, check_outside
 from ..host.target import Target, resolve_target
 from ..proc import address_choice
-from ..report import Finding, Reporter, summarised
+from ..report import RECORDED, Finding, Reporter, summarised
 from ..session.client.session import Session
 from ..transport import ssh
 from .moving.delivery import HostDelivery, MoveOptions
@@ -127,7 +127,7 @@ def migrate(
             raise PreflightRefused(
                 text, hint=errors[0].hint, findings=[f.to_dict() for f in errors]
             )
-        for finding in summarised(findings):
+        for finding in summarised(findings, named=RECORDED):
             reporter.finding(finding)
         delivery = stack.enter_context(HostDelivery(config, to, there, moves, options, reporter))
         carrying = replace(_keeping(config, options), files="carry", files_max_mib=_CARRIED_MIB)

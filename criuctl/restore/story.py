@@ -33,7 +33,7 @@ from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
-from ..report import Reporter, summarised
+from ..report import RECORDED, Reporter, summarised
 from ..terminals.restored import RestoredTerminals
 from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
@@ -149,7 +149,7 @@ def restore(
             return plan
         if plan.errors:
             raise outcome.refusal(plan.errors)
-        for finding in summarised(plan.findings):
+        for finding in summarised(plan.findings, named=RECORDED):
             reporter.finding(finding)
 
         # This host becomes the session's home; a failure from here on gives the lease back.

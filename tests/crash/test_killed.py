@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,10 @@ def test_kill_9_at_every_step_of_a_dump(
 def untracked(animal: Animal) -> None:
     """Nothing of the tracking of writes is left in the tree, if it lives."""
     for pid in oracle.tree(animal.pid):
-        assert " uw" not in oracle.read(f"/proc/{pid}/smaps")
-        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-        assert "userfaultfd" not in "".join(links)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            assert " uw" not in oracle.read(f"/proc/{pid}/smaps")
+            links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+            assert "userfaultfd" not in "".join(links)
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
