@@ -19,6 +19,10 @@ STRUCK = "***"
 _HTTP_USER = re.compile(r"\b(https?://)\S*@", re.IGNORECASE)
 _HTTP_QUERY = re.compile(r"\b(https?://[^\s\"'`<>?#]*)\?[^\s\"'`<>]+", re.IGNORECASE)
 _PASSWORD = re.compile(r"\b(?!https?:|file:///)([a-z][a-z0-9+.-]*://[^\s:@]*):\S*@", re.IGNORECASE)
+_WHOLE_HTTP_USER = re.compile(r"\A(\s*https?://).*@", re.IGNORECASE | re.DOTALL)
+_WHOLE_PASSWORD = re.compile(
+    r"\A(\s*(?!https?:|file:///)[a-z][a-z0-9+.-]*://[^:@]*):.*@", re.IGNORECASE | re.DOTALL
+)
 
 
 def redacted(text: str) -> str:
@@ -28,6 +32,14 @@ def redacted(text: str) -> str:
     text = _HTTP_USER.sub(rf"\g<1>{STRUCK}@", text)
     text = _HTTP_QUERY.sub(rf"\g<1>?{STRUCK}", text)
     return _PASSWORD.sub(rf"\g<1>:{STRUCK}@", text)
+
+
+def redacted_value(text: str) -> str:
+    """Return a value that may be an address, and nothing else, without its credentials, which may
+    have blanks.
+    """
+    text = _WHOLE_HTTP_USER.sub(rf"\g<1>{STRUCK}@", text)
+    return redacted(_WHOLE_PASSWORD.sub(rf"\g<1>:{STRUCK}@", text))
 
 
 def has_credentials(text: str) -> bool:

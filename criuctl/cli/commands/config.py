@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...errors import ConfigError, Conflict, UsageError
-from ...redact import redacted
+from ...redact import redacted, redacted_value
 from ..app import App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..text import printable
@@ -106,7 +106,7 @@ def _no_file() -> str:
 def _redacted(value: Any) -> Any:
     """Return the value without credentials in addresses."""
     if isinstance(value, str):
-        return redacted(value)
+        return redacted_value(value)
     if isinstance(value, dict):
         return {key: _redacted(inner) for key, inner in value.items()}
     return [_redacted(inner) for inner in value] if isinstance(value, list) else value
