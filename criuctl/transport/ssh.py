@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..errors import (
     ConfigError,
@@ -337,20 +338,7 @@ class Connection:
         return HostUnreachable(f"criuctl on {name} did not answer: {why}", hint=hint or error.hint)
 
     def _last_output(self) -> tuple[int | None, str, str]:
-        """Return ssh's exit code, if it has ended, the last line of it or of criuctl there, and a
-        hint.
-        """
-        with suppress(TimedOut):
-            self._child.wait(_SPEAKS)
-        said = _clean(self._child.stderr_tail())
-        # of criuctl there
-        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
-        last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
-        hint = next(
-            (hint for text, hint in _HINTS if any(text in line for line in said)),
-            theirs[-1] if theirs else "",
-        )
-        return self._child.returncode, last, hint
+        return last_output(self._child)
 
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
         """End the link, then ssh."""
@@ -375,6 +363,28 @@ class Connection:
         self.close()
         if cause is not None and cause is not error:
             raise cause from error
+
+
+def last_output(child: Child, *, trusted: bool = True) -> tuple[int | None, str, str]:
+    """Return ssh's exit code, if it has ended, the last line of it or of criuctl there, and a
+    hint; that is criuctl's there only if the host is `trusted`.
+    """
+    with suppress(TimedOut):
+        child.wait(_SPEAKS)
+    said = _clean(child.stderr_tail())
+    # of criuctl there
+    theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]
+    last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
+    hint = next(
+        (hint for text, hint in _HINTS if any(text in line for line in said)),
+        theirs[-1] if theirs and trusted else "",
+    )
+    return child.returncode, last, hint
+
+
+def unattended(host: Host) -> Host:
+    """Return the host as a server reaches it: ssh asks for nothing, and forwards nothing."""
+    return replace(host, options=("BatchMode=yes", *host.options, *_OPTIONS))
 
 
 def _may_ask() -> bool:

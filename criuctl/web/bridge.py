@@ -26,11 +26,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import WSMsgType, web
 
-from ..errors import CriuctlError, Forbidden
+from ..errors import CriuctlError, DataError, Forbidden
 from ..ops import sessions
 from ..session.client.keyboard import is_report
 from ..session.client.session import Answer, Event, Output, Session
@@ -59,7 +60,21 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
     """Serve one page that is attached to one session; with ``?take=1`` it takes the write lease at
     once. The bearer of a link has its role, and takes nothing from others.
     """
-    desk, grant = request.app[DESK], request.get(GRANT, EVERYTHING)
+    desk, name = request.app[DESK], request.match_info["name"]
+    return await bridged(request, desk, partial(sessions.connect, desk.config, name))
+
+
+async def bridged(
+    request: web.Request,
+    desk: Desk,
+    connect: Callable[..., Session],
+    nonsense: tuple[type[Exception], ...] = (),
+) -> web.WebSocketResponse:
+    """Serve one page that is attached to the session that `connect` connects to; `desk` has the
+    threads for that. Exceptions of the types `nonsense` mean an answer in a form that nothing
+    expects, and end this terminal only.
+    """
+    grant = request.get(GRANT, EVERYTHING)
     observes = desk.read_only or grant.role == "observe"
     take = request.query.get("take") == "1" and not observes and not grant.limited
     socket = web.WebSocketResponse(
@@ -74,13 +89,7 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
         bridge = Bridge(
             desk,
             socket,
-            await desk.off(
-                sessions.connect,
-                desk.config,
-                request.match_info["name"],
-                role=role,
-                operator=operator,
-            ),
+            await desk.off(connect, role=role, operator=operator),
         )
         try:
             bridge.check(grant)
@@ -92,6 +101,10 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
             await socket.send_json({"type": "gone", "error": error.to_dict()}, dumps=_dumps)
     except ConnectionError:
         pass  # the page was closed meanwhile
+    except nonsense:
+        said = DataError("the other host sent what no holder of criuctl sends").to_dict()
+        with contextlib.suppress(ConnectionError):
+            await socket.send_json({"type": "gone", "error": said})
     finally:
         request.app[SOCKETS].discard(socket)
         grant.sockets.discard(socket)
@@ -224,6 +237,7 @@ class Bridge:
                 message = self._session.receive(0)
             if message is not None:
                 await self._forward(message)
+            await asyncio.sleep(0)  # the other pages have their turn, whatever comes at once
 
     async def _readable(self) -> bool:
         """Wait for the holder; return False when it is time to draw the screen again."""

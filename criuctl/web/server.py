@@ -16,13 +16,17 @@ from ..config import Config
 from ..ops import host_checks, sessions
 from ..report import Reporter
 from ..session.client import caller
+from ..transport import ssh
 from .access import Access, harden
 from .actions import Actions
 from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
+from .hosts import HOSTS, Hosts
+from .hosts import hosts as other_hosts
 from .live import Live
 from .overview import COUNT, StoreCount
 from .overview import ROUTES as OVERVIEW
+from .remote_terminal import remote_terminal
 from .rules import Address, listen
 from .sharing import LINKS, limited
 from .sharing import ROUTES as SHARING
@@ -50,15 +54,17 @@ def serve(
     reporter: Reporter,
     read_only: bool = False,
     names: Sequence[str] = (),
+    hosts: Sequence[ssh.Host] = (),
     opened: Callable[[Opened], None],
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; `opened` is called when the page can be opened.
 
-    `program` is the criuctl, with its global options, that runs the page's actions. Raise
-    `Conflict` when the address is taken, `PlatformError` when this user may not see the sessions.
+    `program` is the criuctl, with its global options, that runs the page's actions; `hosts` are
+    those whose sessions are shown as well. Raise `Conflict` when the address is taken,
+    `PlatformError` when this user may not see the sessions.
     """
     sessions.sessions(config)  # where this fails, the page would show nothing else
-    asyncio.run(_serve(config, address, program, reporter, read_only, names, opened))
+    asyncio.run(_serve(config, address, program, reporter, read_only, names, hosts, opened))
 
 
 async def _serve(
@@ -68,16 +74,23 @@ async def _serve(
     reporter: Reporter,
     read_only: bool,
     names: Sequence[str],
+    hosts: Sequence[ssh.Host],
     opened: Callable[[Opened], None],
 ) -> None:
     # What the page does, here and by commands, a person does; a unit that serves it is none.
     os.environ.setdefault(caller.KIND, "human")
-    desk = Desk(config, read_only, reporter, limits=tuple(_limits(config)))
+    desk = Desk(
+        config,
+        read_only,
+        reporter,
+        limits=tuple(_limits(config)),
+        hosts=tuple(host.name for host in hosts),
+    )
     access = Access([address.host, *names])
     live, actions = Live(desk), Actions(desk, program)
-    gate = Gate()
+    gate, others = Gate(), Hosts(hosts, desk)
     runner = web.AppRunner(
-        application(desk, access, live, actions, gate),
+        application(desk, access, live, actions, gate, others),
         access_log=None,
         handle_signals=False,
         shutdown_timeout=_PATIENCE,
@@ -102,6 +115,7 @@ async def _serve(
             await actions.close()
     finally:
         await runner.cleanup()
+        others.close()
         desk.close()
         for number in signals:
             with contextlib.suppress(ValueError):
@@ -115,7 +129,12 @@ def _limits(config: Config) -> Iterator[str]:
 
 
 def application(
-    desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate
+    desk: Desk,
+    access: Access,
+    live: Live,
+    actions: Actions,
+    gate: Gate,
+    others: Hosts | None = None,
 ) -> web.Application:
     """Return the application with all its routes."""
     app = web.Application(
@@ -127,11 +146,14 @@ def application(
     app.on_response_prepare.append(harden)
     app[COUNT] = StoreCount()
     app[LINKS] = access.links
+    app[HOSTS] = others or Hosts()
     app.cleanup_ctx.append(access.links.watch)
     app.add_routes([*ROUTES, *OVERVIEW, *SHARING])
     app.router.add_get("/api/live", live.listen)
     app.router.add_get("/api/sessions/{name}/steps", steps)
     app.router.add_get("/api/sessions/{name}/terminal", terminal)
+    app.router.add_get("/api/hosts", other_hosts)
+    app.router.add_get("/api/hosts/{host}/sessions/{name}/terminal", remote_terminal)
     app.router.add_post("/api/actions", actions.handle)
     app.router.add_get("/", _page)
     app.router.add_static("/static/", STATIC)

@@ -61,6 +61,7 @@ class Desk(Struct):
     read_only: bool = False
     reporter: Reporter = field(default_factory=Reporter)
     limits: tuple[str, ...] = ()  # see `server.Opened`
+    hosts: tuple[str, ...] = ()  # the names of other hosts whose sessions are shown
     _pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui")
     )
@@ -163,7 +164,7 @@ async def about(request: web.Request) -> web.Response:
         "host": os.uname().nodename,
         "read_only": desk.read_only or grant.role == "observe",
     }
-    more: dict[str, Any] = {"store": desk.config.store, "limits": desk.limits}
+    more: dict[str, Any] = {"store": desk.config.store, "limits": desk.limits, "hosts": desk.hosts}
     if grant.limited:
         more = {"link": grant.to_dict()}
     return web.json_response(body | more)

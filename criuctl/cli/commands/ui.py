@@ -28,6 +28,10 @@ if TYPE_CHECKING:
             "From your desk or phone, through ssh (then open the printed address there):",
             "ssh -L 8765:127.0.0.1:8765 root@gamma criuctl ui",
         ),
+        (
+            "With the sessions of two more hosts:",
+            "criuctl ui --host ssh://root@gamma --host ssh://root@delta:2222",
+        ),
         ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
     exits=[9, 13],
@@ -56,6 +60,14 @@ if TYPE_CHECKING:
     "[default: localhost, this host's name, and any address]",
 )
 @click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Show the sessions of this host, too: ssh://[USER@]HOST[:PORT], or a name under hosts in "
+    "the configuration; may be repeated.  [default: this host only]",
+)
+@click.option(
     "--read-only",
     is_flag=True,
     help="Show everything and change nothing: no typing, no actions.",
@@ -63,7 +75,13 @@ if TYPE_CHECKING:
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser of this desktop.")
 @pass_app
 def ui(
-    app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: bool, open_: bool
+    app: App,
+    listen: str,
+    remote: bool,
+    names: tuple[str, ...],
+    hosts: tuple[str, ...],
+    read_only: bool,
+    open_: bool,
 ) -> int:
     """Serve a page for the browser: the sessions of this host, live; of each its processes,
     connections, checkpoints with charts of their size and of how long the tree stood still, and its
@@ -78,15 +96,20 @@ def ui(
     processes and nothing else, to look or to type, for an hour to seven days. A link can be revoked
     there, and ends with the server. Its bearer has to reach the server, as you do.
 
+    With --host, the list has the sessions of other hosts as well, and their terminals, over ssh as
+    the user that runs the server; ssh must log in without asking. A host that cannot be reached is
+    shown with the reason. Everything else about such a session is done by ssh HOST criuctl.
+
     Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
     separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
     first. ^C ends the server, with 0.
     """
     need("ui", "aiohttp")
+    from ...web.hosts import parse_hosts
     from ...web.rules import Address
     from ...web.server import serve
 
-    address = Address.parse(listen)
+    address, others = Address.parse(listen), parse_hosts(hosts, app.config)
     if not address.loopback:
         if not remote:
             raise UsageError(
@@ -128,6 +151,7 @@ def ui(
             reporter=reporter,
             read_only=read_only,
             names=names,
+            hosts=others,
             opened=opened,
         )
     return 0

@@ -34,6 +34,7 @@ class Remote:
     host: ssh.Host
     name: str
     program: tuple[str, ...] = ("ssh",)
+    session: type[Session] = Session  # what speaks with the holder
     _ssh: Child | None = field(default=None, repr=False)
 
     @classmethod
@@ -76,7 +77,7 @@ class Remote:
                 env=ssh.environment(),
             )
         try:
-            return Session(ours, kind=caller.kind(), role=role, resume=resume)
+            return self.session(ours, kind=caller.kind(), role=role, resume=resume)
         except SessionGone as error:
             said = self._ssh.stderr_tail().strip().splitlines()
             why = said[-1] if said else error.message

@@ -6,6 +6,7 @@ import { until } from "./format.js";
 import { checkpointView } from "./checkpoint.js";
 import { compareView } from "./compare.js";
 import { eventsView } from "./events.js";
+import { remoteView } from "./hosts.js";
 import { LINKED, sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
 
@@ -103,9 +104,10 @@ function route(about) {
   if (about.link) [kind, rest] = ["s", [about.link.session, LINKED.includes(rest[1]) ? rest[1] : LINKED[0]]]; // there is nothing else to see
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
-  document.title = [kind === "s" ? rest[0] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");
+  document.title = [kind === "s" ? rest[0] : kind === "h" ? rest[1] : { c: "checkpoint", d: "compare" }[kind] ?? kind, "criuctl"].filter(Boolean).join(" · ");
   if (leaving) page.focus({ preventScroll: true }); // what had the focus is gone; keys go on at the view
   if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1], about);
+  else if (kind === "h" && about.hosts?.includes(rest[0]) && rest[1]) leave = remoteView(page, rest[0], rest[1], about);
   else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
   else if (kind === "d" && rest[1]) leave = compareView(page, rest[0], rest[1]);
   else if (kind === "events") leave = eventsView(page);

@@ -5,6 +5,7 @@
 import { actionButton } from "./actions.js";
 import { get, live, named } from "./api.js";
 import { h, put, trouble } from "./dom.js";
+import { hostNotes, others } from "./hosts.js";
 import { age, command, percent, plural, size, when } from "./format.js";
 import { labels, pill } from "./parts.js";
 
@@ -18,14 +19,16 @@ const COLUMNS = [
   { key: "stored", name: "Last checkpoint", value: (one) => -(Date.parse(one.newest?.created) || 0) },
 ];
 
+const HERE = "/"; // no other host's name
+
 // The order and the filters, which stay while the page is open.
-const choice = { text: "", state: "", sort: "state", backwards: false };
+const choice = { text: "", state: "", host: "", sort: "state", backwards: false };
 
 export function sessionsView(page, about) {
   const filter = h("input", {
     type: "search",
     placeholder: "Filter",
-    "aria-label": "Filter by name, command, state or label",
+    "aria-label": "Filter by name, command, state, host or label",
     value: choice.text,
     oninput: () => {
       choice.text = filter.value;
@@ -37,6 +40,19 @@ export function sessionsView(page, about) {
     { class: "order", "aria-label": "Sort by", onchange: () => sort(order.value) },
     COLUMNS.map((column) => h("option", { value: column.key, selected: column.key === choice.sort }, column.name)),
   );
+  const hosts = h(
+    "select",
+    {
+      "aria-label": "Host",
+      onchange: () => {
+        choice.host = hosts.value;
+        draw();
+      },
+    },
+    [["", "all hosts"], [HERE, about.host], ...(about.hosts ?? []).map((name) => [name, name])].map(([value, name]) =>
+      h("option", { value, selected: value === choice.host }, name),
+    ),
+  );
   const states = ORDER.map((state) => stateButton(state));
   const heads = COLUMNS.map((column) => headOf(column, sort));
   const head = h("div", { class: "row head", role: "row" }, heads, h("span", { role: "columnheader" }, h("span", { class: "unseen" }, "Labels")));
@@ -44,15 +60,17 @@ export function sessionsView(page, about) {
   const nothing = h("p", { class: "empty" }, "asking…");
   const begin = actionButton("run", "", { done: (body) => (location.hash = `#/s/${named(body.session)}`) });
   const notice = h("div", {});
+  const notes = h("div", {});
   const held = h("small", { class: "held" });
   const rows = new Map();
   let newest = null,
     failure = null,
     known = "";
   page.replaceChildren(
-    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), order, filter, !about.read_only && begin),
+    h("div", { class: "heading" }, h("h1", {}, "Sessions"), h("div", { class: "counts" }, states), about.hosts?.length ? hosts : "", order, filter, !about.read_only && begin),
     h("p", { class: "line" }, held),
     notice,
+    notes,
     list,
     nothing,
   );
@@ -97,14 +115,17 @@ export function sessionsView(page, about) {
     return button;
   }
 
-  /** Sessions of this host, and those that only the store knows. */
+  /** Sessions of this host, those that only the store knows, and those of other hosts. */
   function all() {
-    const here = live.sessions.map((body) => ({ ...body, body, usage: live.usage.get(body.session), newest: newest?.[body.session] }));
+    const here = live.sessions.map((body) => ({ ...body, key: body.session, body, usage: live.usage.get(body.session), newest: newest?.[body.session] }));
     const names = new Set(here.map((one) => one.session));
-    const others = Object.entries(newest ?? {})
+    const kept = Object.entries(newest ?? {})
       .filter(([name]) => !names.has(name))
-      .map(([name, body]) => ({ session: name, state: "stored", home: body.host, labels: body.labels, newest: body }));
-    return [...here, ...others];
+      .map(([name, body]) => ({ session: name, key: name, state: "stored", home: body.host, labels: body.labels, newest: body }));
+    const away = others.all.flatMap(({ host, sessions }) =>
+      sessions.map((body) => ({ ...body, key: `${host}/${body.session}`, host, body: JSON.stringify(body) })),
+    );
+    return [...here, ...kept, ...away];
   }
 
   function draw(ticked = false) {
@@ -118,9 +139,9 @@ export function sessionsView(page, about) {
     heads.forEach((one) => one.show());
     const column = COLUMNS.find((one) => one.key === choice.sort);
     const shown = found
-      .filter((one) => (!choice.state || one.state === choice.state) && matches(one, choice.text))
+      .filter((one) => (!choice.state || one.state === choice.state) && (!choice.host || (one.host ?? HERE) === choice.host) && matches(one, choice.text))
       .map((one) => ({ one, value: column.value(one) }))
-      .sort((a, b) => compared(a.value, b.value) * (choice.backwards ? -1 : 1) || compared(a.one.session, b.one.session))
+      .sort((a, b) => compared(a.value, b.value) * (choice.backwards ? -1 : 1) || compared(a.one.key, b.one.key))
       .map(({ one }) => one);
     place(shown, ticked);
     list.hidden = !shown.length;
@@ -132,11 +153,11 @@ export function sessionsView(page, about) {
   /** Have the list show these, moving and changing nothing else than what is different. */
   function place(shown, ticked) {
     let before = head;
-    const wanted = new Set(shown.map((one) => one.session));
+    const wanted = new Set(shown.map((one) => one.key));
     for (const [name, row] of rows) if (!wanted.has(name)) row.element.remove();
     for (const one of shown) {
-      let row = rows.get(one.session);
-      if (!row) rows.set(one.session, (row = new Row(one.session, about)));
+      let row = rows.get(one.key);
+      if (!row) rows.set(one.key, (row = new Row(one, about)));
       row.show(one, { known: Boolean(newest), failed: Boolean(failure) }, ticked);
       if (before.nextSibling !== row.element) before.after(row.element);
       before = row.element;
@@ -144,6 +165,12 @@ export function sessionsView(page, about) {
   }
 
   const used = () => draw();
+  const unwatch = about.hosts?.length
+    ? others.watch(() => {
+        put(notes, hostNotes());
+        draw();
+      })
+    : () => {};
   const changed = () => {
     const now = JSON.stringify(live.sessions?.map((body) => [body.session, body.checkpoint, ["running", "paused"].includes(body.state)]));
     if (now !== known) {
@@ -162,6 +189,7 @@ export function sessionsView(page, about) {
     ask();
   }
   return () => {
+    unwatch();
     live.removeEventListener("change", changed);
     live.removeEventListener("usage", used);
     clearInterval(clock);
@@ -182,7 +210,7 @@ function compared(a, b) {
 function matches(one, text) {
   const wanted = text.trim().toLowerCase();
   if (!wanted) return true;
-  return `${one.session} ${one.state} ${command(one.command)} ${Object.entries(one.labels ?? {}).join(" ")}`
+  return `${one.session} ${one.host ?? ""} ${one.state} ${command(one.command)} ${Object.entries(one.labels ?? {}).join(" ")}`
     .toLowerCase()
     .includes(wanted);
 }
@@ -207,14 +235,15 @@ class Row {
   #shown = {};
   #cells = {};
 
-  constructor(name, about) {
+  constructor({ session, key, host }, about) {
     this.about = about;
+    const href = host ? `#/h/${named(host)}/${named(session)}` : `#/s/${named(session)}`;
     const cell = (key, attributes = {}) => (this.#cells[key] = h("span", { role: "cell", ...attributes, class: `${key} ${attributes.class ?? ""}` }));
-    this.link = h("a", { href: `#/s/${named(name)}` }, name);
+    this.link = h("a", { href }, session);
     this.words = h("code", {});
     this.element = h(
       "div",
-      { class: "row", role: "row", "data-session": name },
+      { class: "row", role: "row", "data-session": key },
       h("span", { class: "name", role: "cell" }, this.link, this.words),
       cell("state"),
       cell("since"),
@@ -239,13 +268,13 @@ class Row {
     const words = command(one.command) || (one.state === "stored" ? "" : "–");
     if (this.words.textContent !== words) this.words.textContent = words;
     this.#set("state", JSON.stringify([one.state, one.exit_code, one.exit_signal, one.moved_to, one.home]), pill(one));
-    const since = one.since ? age(one.since) : `by ${one.home}`;
+    const since = one.since ? age(one.since) : one.home ? `by ${one.home}` : "";
     this.#set("since", since, h("span", { title: one.since && when(one.since) }, since));
     const [cpu, memory] = one.usage ? [percent(one.usage[0]), size(one.usage[1])] : ["", ""];
     this.#set("cpu", cpu, cpu);
     this.#set("memory", memory, memory);
-    this.#set("stored", ...stored(one.newest, store));
-    const elsewhere = one.home !== this.about.host && one.state !== "stored" && one.home;
+    this.#set("stored", ...(one.host ? ["", ""] : stored(one.newest, store)));
+    const elsewhere = one.host ?? (one.home !== this.about.host && one.state !== "stored" && one.home);
     this.#set(
       "more",
       JSON.stringify([elsewhere, one.labels]),

@@ -32,7 +32,8 @@ const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a messa
 // One pixel more than the emulator measures: a browser rounds the descent of a font, and underscores may be below that.
 const lineHeight = (font) => 1 + 1 / font;
 
-export function terminal(content, name, about) {
+/** `path` is that of the WebSocket when the session is one of another host. */
+export function terminal(content, name, about, path = "") {
   const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
   let font = Number(localStorage.getItem("criuctl-font")) || (coarse ? 12 : 14);
   const encoder = new TextEncoder();
@@ -187,7 +188,7 @@ export function terminal(content, name, about) {
     }
     settled = "";
     say("connecting…");
-    link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
+    link = socket(`${path || `sessions/${named(name)}/terminal`}${taking ? "?take=1" : ""}`);
     link.onmessage = (message) =>
       typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8));
     link.onclose = ({ code }) => {
@@ -370,7 +371,7 @@ export function terminal(content, name, about) {
     screen.options.theme = palette();
   };
   const changed = () => {
-    const body = live.find(name);
+    const body = path ? null : live.find(name);
     if (settled && body?.holder && LIVES.includes(body.state)) connect();
   };
   window.addEventListener("resize", measure);

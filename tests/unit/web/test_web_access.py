@@ -37,6 +37,8 @@ ASKED += [
     "differences/" + "0" * 32 + "/" + "1" * 32,
     "checkpoints/" + "0" * 32,
     "live",
+    "hosts",
+    "hosts/gamma/sessions/web/terminal",
     "sessions/web/terminal",
     "nothing",
 ]
