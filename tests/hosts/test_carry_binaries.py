@@ -162,7 +162,8 @@ def test_by_a_store(pair: Hosts, libraries: dict[int, Path]) -> None:
     """
     a, b = pair.a, pair.b
     a.criuctl("dump", "work", "--carry-binaries")
-    shutil.copytree(a.path("/var/lib/criuctl"), b.path("/var/lib/criuctl"), dirs_exist_ok=True)
+    for folder in ("/var/lib/criuctl", "/etc/criuctl/keys"):
+        shutil.copytree(a.path(folder), b.path(folder), dirs_exist_ok=True)
     plan = b.criuctl("restore", "work", "--dry-run")
     overlaid = {file["path"] for file in plan["files"] if file["verdict"] == "overlaid"}
     assert overlaid == {PYTHON, LIBRARY, VERSIONED, LIBC} and plan["pids"] == "private"
