@@ -24,7 +24,14 @@ from ..checkpoint import step_replica
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import binary, driver
-from ..errors import CriuctlError, NumberTaken, PidTaken, RestoreFailed, TerminalTaken
+from ..errors import (
+    CriuctlError,
+    NoSuchProcess,
+    NumberTaken,
+    PidTaken,
+    RestoreFailed,
+    TerminalTaken,
+)
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints
 from ..host.failures.command_failures import reraised_as
@@ -290,6 +297,12 @@ def _run_criu(
         criu_part.work.home.give_up()
         if isinstance(error, driver.CriuFailed):
             raise _explained(criu_part.work, request, error) from error
+        if isinstance(error, NoSuchProcess):
+            raise RestoreFailed(
+                f"a process was ended while the tree was put together: {error.message}; nothing is "
+                "left of it",
+                hint="Restore it again; end it, if it must end, when it runs.",
+            ) from error
         raise
 
 

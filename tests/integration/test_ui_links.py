@@ -30,7 +30,7 @@ def test_a_link_is_made_used_and_revoked(
 ) -> None:
     operators.shell("web")
     operators("snapshot", "web")
-    ended = "401 (Unauthorized)"
+    ended = ("401 (Unauthorized)", "WebSocket connection to")  # that the page gives up, too
     with (
         serving(operators) as served,
         looking(browser, tmp_path, color_scheme="dark", **DESK) as owner,

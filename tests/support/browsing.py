@@ -110,7 +110,7 @@ def browser(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @contextlib.contextmanager
 def looking(
-    browser: Browser, pictures: Path, *, tolerated: str = "nothing", **how: Any
+    browser: Browser, pictures: Path, *, tolerated: str | tuple[str, ...] = (), **how: Any
 ) -> Iterator[Page]:
     """A page that must complain of nothing else than `tolerated`; a picture of how it ended is left
     for who wants to see it.
@@ -128,7 +128,8 @@ def looking(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
     page.screenshot(path=pictures / f"{how['viewport']['width']}-{how['color_scheme']}.png")
-    assert [complaint for complaint in complaints if tolerated not in complaint] == []
+    parts = (tolerated,) if isinstance(tolerated, str) else tolerated
+    assert [said for said in complaints if not any(part in said for part in parts)] == []
     context.close()
 
 
