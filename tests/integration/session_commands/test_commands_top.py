@@ -68,7 +68,7 @@ def test_a_live_list_with_keys(operators: Operators) -> None:
     top.window.send(b"a")
     top.window.expect(literally("$"))
     top.window.send(b"echo $((41+1))\r")
-    top.window.expect(rb"42\r\n")
+    top.window.expect(rb"[\nH]42[\r\x1b]")  # as it is printed, or in a screen that is drawn again
     top.window.send(b"\x1d")
     top.window.expect(rb"detached from work")
     top.until(r"^a attach ")

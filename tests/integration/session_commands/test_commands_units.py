@@ -62,7 +62,9 @@ def test_a_session_is_kept_alive(host: Host) -> None:
     host.unit("install", "supervise@work", "--now")
     (row,) = [one for one in host.unit("list") if one["name"] == "supervise"]
     assert row["active"] == row["enabled"] == ["criuctl-supervise@work.service"]
-    wait_until(lambda: bool(host("list", "work")), TIMEOUT, "the first snapshot")
+    wait_until(
+        lambda: "error" not in host("list", "work", check=False), TIMEOUT, "the first snapshot"
+    )
 
     before = host("status", "work")
     # the PIDs are those of its own namespace
