@@ -47,10 +47,6 @@ ENDED_BY_STOPS = frozenset(  # calls that a stop ends with EINTR, without having
     # reading, writing, accepting: on a socket with a time limit
     (232, 281, 441, 65, 220, 128, 208, 0, 1, 19, 20, 43, 44, 45, 46, 47, 288, 299, 307)
 )
-_RSEQ_CONFIGURATION, _SECCOMP_GET_FILTER = 0x420F, 0x420C
-_INSTRUCTION = 8  # bytes of a BPF instruction
-_LONGEST = 4096  # instructions of a filter
-_NATIVE_CODE = 0x33  # the code segment of 64-bit programs
 _WALL = WALL = 0x40000000
 WNOTHREAD = 0x20000000  # only children that this very thread traces
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
@@ -118,7 +114,8 @@ class _Registers(ctypes.Structure):
     ]
 
 
-def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> int:
+def ptrace(request: int, pid: int, address: int = 0, data: object = None) -> int:
+    """Make a request of ptrace(2); `OSError` names it."""
     ctypes.set_errno(0)
     pointer = (
         ctypes.cast(ctypes.byref(data), ctypes.c_void_p)
@@ -130,18 +127,6 @@ def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> in
         code = ctypes.get_errno()
         raise OSError(code, f"ptrace {request:#x} of PID {pid}: {os.strerror(code)}")
     return result
-
-
-class _Rseq(ctypes.Structure):
-    """struct ptrace_rseq_configuration."""
-
-    _fields_ = [
-        ("area", ctypes.c_uint64),
-        ("size", ctypes.c_uint32),
-        ("signature", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
-    ]
 
 
 class _Mask(ctypes.Structure):
@@ -170,41 +155,6 @@ def stopped_with(pid: int) -> int | None:
     return status >> 8
 
 
-def may_call(tid: int) -> bool:
-    """Return whether the stopped thread may be used at a place of its program where it is in no
-    system call.
-
-    Not in a restartable sequence (rseq), which would have to be aborted, nor in 32-bit code.
-    """
-    if _registers(tid).cs != _NATIVE_CODE:
-        raise OSError(errno.ENOEXEC, "it runs 32-bit code")
-    configuration = _Rseq()
-    try:
-        _ptrace(_RSEQ_CONFIGURATION, tid, ctypes.sizeof(configuration), configuration)
-    except OSError:
-        return True  # the kernel has no restartable sequences
-    area = configuration.area
-    return not area or read_memory(tid, area + 8, 8) == bytes(8)
-
-
-def seccomp_filters(tid: int) -> set[bytes]:
-    """Return the seccomp filters of the stopped thread, as they were set; `OSError` if they cannot
-    be read.
-    """
-    found: set[bytes] = set()
-    for number in range(_LONGEST):
-        place = ctypes.create_string_buffer(_LONGEST * _INSTRUCTION)
-        try:
-            count = _ptrace(_SECCOMP_GET_FILTER, tid, number, ctypes.cast(place, ctypes.c_void_p))
-        except OSError as error:
-            # none at all, or no more
-            if error.errno in (errno.EINVAL, errno.ENOENT):
-                return found
-            raise
-        found.add(place.raw[: count * _INSTRUCTION])
-    raise OSError(errno.E2BIG, "too many seccomp filters")
-
-
 def wait_stop(pid: int) -> None:
     """Wait for the first stop of a process that is traced from its first instruction on."""
     _wait_stop(pid)
@@ -224,14 +174,14 @@ def stopped(tid: int, *, forks: bool = False) -> Iterator[None]:
         raise PlatformError("running a system call in another process is only supported on x86-64")
     for left in reversed(range(_TRIES)):
         with InterruptsDeferred():
-            _ptrace(_SEIZE, tid, 0, _TRACE_SYSGOOD | (_TRACE_FORKS if forks else 0))
+            ptrace(_SEIZE, tid, 0, _TRACE_SYSGOOD | (_TRACE_FORKS if forks else 0))
             try:
                 _stop(tid)
-                if not left or _call_site(tid, _registers(tid)) is not None:
+                if not left or _call_site(tid, registers_of(tid)) is not None:
                     yield
                     return
             finally:
-                _ptrace(_DETACH, tid)
+                ptrace(_DETACH, tid)
         time.sleep(_PAUSE)  # it is about to enter its wait
 
 
@@ -242,9 +192,9 @@ def _stop(pid: int, *, standing: bool = False) -> None:
     """
     number = 0
     while True:
-        _ptrace(_INTERRUPT, pid)
+        ptrace(_INTERRUPT, pid)
         if standing:
-            _ptrace(_CONT, pid, 0, number)
+            ptrace(_CONT, pid, 0, number)
         stop = _wait_stop(pid)
         if stop >> 8 == EVENT_STOP:
             return
@@ -260,27 +210,27 @@ def seize(pid: int, *, forks: bool = False, exit_kill: bool = False) -> None:
     if platform.machine() != "x86_64":
         raise PlatformError("running a system call in another process is only supported on x86-64")
     options = (_TRACE_FORKS if forks else 0) | (_EXIT_KILL if exit_kill else 0)
-    _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | options)
+    ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | options)
 
 
 def interrupt(pid: int) -> None:
     """Request a stop of a traced process."""
-    _ptrace(_INTERRUPT, pid)
+    ptrace(_INTERRUPT, pid)
 
 
 def go_on(pid: int, number: int = 0, *, to_syscall: bool = False) -> None:
     """Resume a stopped process with this signal; `to_syscall`: only to the next system call."""
-    _ptrace(_TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
+    ptrace(_TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
 
 
 def let_go(pid: int, number: int = 0) -> None:
     """Detach from a stopped process, which runs on with this signal."""
-    _ptrace(_DETACH, pid, 0, number)
+    ptrace(_DETACH, pid, 0, number)
 
 
 def result(pid: int) -> int:
     """Return the stopped process's result register: -ENOSYS at the entry of a system call."""
-    return ctypes.c_longlong(_registers(pid).rax).value
+    return ctypes.c_longlong(registers_of(pid).rax).value
 
 
 def end_with(pid: int, code: int) -> bool:
@@ -288,12 +238,12 @@ def end_with(pid: int, code: int) -> bool:
 
     Returns whether it is stopped there.
     """
-    registers = _registers(pid)
+    registers = registers_of(pid)
     entered = ctypes.c_longlong(registers.rax).value == -errno.ENOSYS
     if not entered or registers.orig_rax != _EXIT_GROUP:
         return False
     registers.rdi = code
-    _ptrace(_SETREGS, pid, 0, registers)
+    ptrace(_SETREGS, pid, 0, registers)
     return True
 
 
@@ -311,7 +261,7 @@ def calling(pid: int, *, site: int = 0, restart: bool = False) -> Iterator[Calla
     unless the address of a ``syscall`` instruction is given (`site`). With `restart`, a call that
     the stop has ended with EINTR is entered again afterwards.
     """
-    saved, mask = _registers(pid), _Mask()
+    saved, mask = registers_of(pid), _Mask()
     place = site or _call_site(pid, saved)
     if place is None:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
@@ -327,40 +277,41 @@ def calling(pid: int, *, site: int = 0, restart: bool = False) -> Iterator[Calla
         )
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
             setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
-        _ptrace(_SETREGS, pid, 0, registers)
+        ptrace(_SETREGS, pid, 0, registers)
         _to_syscall(pid)
         _to_syscall(pid)
-        _ptrace(_GETREGS, pid, 0, registers)
+        ptrace(_GETREGS, pid, 0, registers)
         return ctypes.c_longlong(registers.rax).value
 
-    _ptrace(_GETSIGMASK, pid, ctypes.sizeof(mask), mask)
-    _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), _Mask(ctypes.c_uint64(-1).value))
+    ptrace(_GETSIGMASK, pid, ctypes.sizeof(mask), mask)
+    ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), _Mask(ctypes.c_uint64(-1).value))
     try:
         yield run
     finally:
         # from this stop, and not from the exit of a call, the kernel restarts an interrupted call
         _stop(pid, standing=True)
-        _ptrace(_SETREGS, pid, 0, saved)
-        _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
+        ptrace(_SETREGS, pid, 0, saved)
+        ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
 
 
 def last_call(pid: int, number: int, *arguments: int) -> int:
     """Run execve(2) in the stopped process, from which there is no way back; return its result."""
-    registers = _registers(pid)
+    registers = registers_of(pid)
     site = _call_site(pid, registers)
     if site is None:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
     registers.rip, registers.rax, registers.orig_rax = site, number, ctypes.c_ulonglong(-1).value
     registers.rdi, registers.rsi, registers.rdx = arguments
-    _ptrace(_SETREGS, pid, 0, registers)
+    ptrace(_SETREGS, pid, 0, registers)
     _to_syscall(pid)
     _to_syscall(pid)
-    return ctypes.c_longlong(_registers(pid).rax).value
+    return ctypes.c_longlong(registers_of(pid).rax).value
 
 
-def _registers(pid: int) -> _Registers:
+def registers_of(pid: int) -> _Registers:
+    """Return the registers of a stopped thread."""
     registers = _Registers()
-    _ptrace(_GETREGS, pid, 0, registers)
+    ptrace(_GETREGS, pid, 0, registers)
     return registers
 
 
@@ -382,7 +333,7 @@ def _to_syscall(pid: int) -> None:
     """
     number = 0
     while True:
-        _ptrace(_TO_SYSCALL, pid, 0, number)
+        ptrace(_TO_SYSCALL, pid, 0, number)
         stop = _wait_stop(pid)
         if stop == SYSCALL_STOP:
             return
@@ -486,7 +437,7 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 
 def stack_pointer(pid: int) -> int:
     """Return the stack pointer of a stopped process; below it and its red zone is free memory."""
-    return int(_registers(pid).rsp)
+    return int(registers_of(pid).rsp)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import cache
 
 from ..errors import CriuctlError, NoSuchProcess
-from . import inject, sessionchild
+from . import call_limits, inject, sessionchild
 from .mappings import each_mapping
 from .procfs import all_tids, open_pidfd, read_status, read_text
 from .syscalls import USER_MODE_ONLY, pidfd_getfd, same_file, userfaultfd_number
@@ -187,9 +187,9 @@ def _run(pid: int, pidfd: int, tid: int) -> tuple[int, int] | None:
     """Make the userfaultfd in the stopped thread and take it out: our descriptor, and its number in
     the process; None: ask again later.
     """
-    if not inject.may_call(tid):
+    if not call_limits.may_call(tid):
         return None
-    if not inject.seccomp_filters(tid) <= _harmless_filters():
+    if not call_limits.seccomp_filters(tid) <= _harmless_filters():
         raise OSError(errno.EPERM, "a seccomp filter restricts it")
     with inject.calling(tid, site=_vdso_site(pid), restart=True) as run:
         made = run(userfaultfd_number(), os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)

@@ -1,4 +1,4 @@
-"""A link to one session's terminal, in the hands of somebody who wants more than it allows."""
+"""A link to one session's terminal, in the hands of a bearer who wants more than it allows."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_link_to_look_cannot_type(operators: Operators) -> None:
 
 @pytest.mark.parametrize("role", ["observe", "write"])
 def test_a_link_requests_nothing_else(operators: Operators, role: str) -> None:
-    """Neither what is there now, nor what somebody adds to the server: all routes are asked."""
+    """Neither what is there now, nor what is added to the server later: all routes are asked."""
     operators.shell("web")
     operators.shell("other", "--label", "secret=label")
     operators("snapshot", "web")
@@ -140,14 +140,14 @@ def test_a_link_requests_nothing_else(operators: Operators, role: str) -> None:
         for method, path in known:
             filled = path.replace("{id}", checkpoint).replace("{before}", checkpoint)
             filled = filled.replace("{after}", checkpoint).removeprefix("/api/")
-            for name in ("web", "other", "%77eb", "web%2f..%2fother", "nobody"):
+            for name in ("web", "other", "%77eb", "web%2f..%2fother", "absent"):
                 allowed = path in ALLOWED and method == "GET"
                 if allowed and (name in ("web", "%77eb") or "{name}" not in path):
                     continue
                 status, _ = await link.ask(method, filled.replace("{name}", name), body)
                 assert status in (403, 404), (method, path, name, status)
                 assert status == 403 or "%2f" in name, (method, path, name, status)
-        for name in ("other", "nobody"):
+        for name in ("other", "absent"):
             with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
                 async with link.socket(f"sessions/{name}/terminal"):
                     pass

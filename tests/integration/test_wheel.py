@@ -1,4 +1,4 @@
-"""The wheel in a new environment of somebody's own: what it brings, how the host is prepared from
+"""The wheel in a new environment of a user's own: what it brings, how the host is prepared from
 there, and the first session.
 
 pip uses the package index that this machine is configured for, as scripts/setup does.

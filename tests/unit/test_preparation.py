@@ -72,10 +72,10 @@ def test_on_debian_it_is_this_criuctl_that_helps(
     assert "`sudo " in preparation.advice(environ)
 
 
-NOBODY = ("setpriv", "--reuid=65534", "--clear-groups")
+NOT_ROOT = ("setpriv", "--reuid=65534", "--clear-groups")
 REFUSALS: dict[str, tuple[tuple[str, ...], str, list[str], int, str]] = {
     "no terminal to ask at": ((), DEBIAN, ["--fix"], 2, "--fix --yes"),
-    "not root": (NOBODY, DEBIAN, ["--fix", "--yes"], 13, "sudo "),
+    "not root": (NOT_ROOT, DEBIAN, ["--fix", "--yes"], 13, "sudo "),
     "another system": ((), "ID=fedora\n", ["--fix", "--yes"], 13, "dnf install"),
     "--yes alone": ((), DEBIAN, ["--yes"], 2, ""),
 }

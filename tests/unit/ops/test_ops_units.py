@@ -23,7 +23,7 @@ ALL = ["criuctl-recover", "criuctl-supervise@", "criuctl-ui", "criuctl-ui-read-o
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> timers.Places:
-    """A host where systemd runs, which notes what it is told."""
+    """A host where systemd runs, which records its commands."""
     control = tmp_path / "systemctl"
     control.write_text(
         f'#!/bin/sh\necho "$*" >>{tmp_path}/log\n'
@@ -84,7 +84,7 @@ def test_they_start_this_criuctl_with_its_store_and_configuration(
     assert f'Environment="CRIUCTL_STATE_DIR={tmp_path}/100%% state"\n' in text
 
 
-def test_a_file_of_somebody_s_is_replaced_only_on_request(
+def test_another_file_of_that_name_is_replaced_only_on_request(
     call: Call, places: timers.Places
 ) -> None:
     places.units.mkdir()

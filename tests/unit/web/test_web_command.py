@@ -26,7 +26,7 @@ def test_other_machines_are_let_in_on_demand_only(capsys: pytest.CaptureFixture[
 def test_what_does_not_work_is_said_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when somebody has opened the page, and presses a button."""
+    """Not when a user has opened the page, and presses a button."""
     state = tmp_path / "state"
     (state / "sessions").mkdir(parents=True)
     state.chmod(0o700)
