@@ -184,7 +184,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 # No variable by which a shell, an interpreter or the loader takes code from elsewhere.
 _UPDATED = re.compile(
     r"(?!(?:LD_|BASH|PYTHON|PERL|RUBY|NODE_|GIT_|GLIBC_|GCONV_|CRIUCTL_|PROMPT_COMMAND|ZDOTDIR)"
-    r"|(?:PATH|ENV|IFS|SHELL|SHELLOPTS|HOME|FPATH|EDITOR|VISUAL|PAGER|PS[0-4])$)[A-Z][A-Z0-9_]{0,63}"
+    r"|(?:PATH|ENV|IFS|SHELL|SHELLOPTS|HOME|FPATH|EDITOR|VISUAL|PAGER|PS[0-4])$)"
+    r"[A-Z][A-Z0-9_]{0,63}"
 )
 _KINDS = {int: "whole number", float: "number", tuple: "list of text", dict: "mapping"}
 _ODD_KINDS = {"max_freeze": "number, or mapping", "connection_rules": "list of mappings"}

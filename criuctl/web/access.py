@@ -18,7 +18,7 @@ from .links import EVERYTHING, Grant, Links
 from .rules import Headers, Rules
 
 PROTOCOL = "criuctl"  # the WebSocket's own subprotocol; the token is sent as another one
-GRANT = "grant"  # the key of a request's `Grant`
+GRANT = web.RequestKey("grant", Grant)
 _TOKEN = "token."
 _BEARER = "Bearer "
 _OPEN_METHODS = ("GET", "HEAD")
