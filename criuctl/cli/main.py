@@ -238,7 +238,7 @@ cli = LazyGroup(
     A dump freezes a process tree, stores a complete image of it (a checkpoint) in a store, and
     ends the tree or lets it run on. A restore brings a checkpoint back: same memory, descriptors,
     pipes, sockets and process IDs. Stores are folders and S3 buckets; what is in them is
-    compressed, deduplicated, checksummed and, if you like, encrypted.
+    compressed, deduplicated, checksummed and, by default, encrypted.
 
     No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A
     restore that fails leaves nothing behind.
