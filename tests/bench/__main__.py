@@ -90,7 +90,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--sizes",
         type=_sizes,
         metavar="LIST",
-        help="of the trees [50M,1G; rss: 4G; increment, tracked: the largest]",
+        help="of the trees [50M,1G; rss, lazy: 4G; increment, tracked, lazy: the largest]",
     )
     parser.add_argument(
         "--processes",

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import cases, migrations, screens, sessions, steps, storage
+from . import cases, lazy, migrations, screens, sessions, steps, storage
 from .cases import GIB, MIB, Bench
 from .report import Section
 
@@ -32,8 +32,8 @@ class Case:
     stores: bool = False
 
 
-def _largest(asked: Namespace) -> int:
-    sizes: list[int] = asked.sizes or [GIB]
+def _largest(asked: Namespace, usual: int = GIB) -> int:
+    sizes: list[int] = asked.sizes or [usual]
     return max(sizes)
 
 
@@ -67,6 +67,7 @@ CASES = {
         stores=True,
     ),
     "tracked": Case(lambda bench, asked: cases.tracked(bench, asked.sizes or [GIB]), stores=True),
+    "lazy": Case(lambda bench, asked: lazy.lazy(bench, _largest(asked, 4 * GIB)), stores=True),
     "fixed": Case(lambda bench, _: cases.fixed(bench), stores=True),
     "list": Case(lambda bench, _: cases.listing(bench), stores=True),
     "rss": Case(
