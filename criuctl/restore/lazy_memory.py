@@ -84,7 +84,7 @@ class StoredMemory:
             else:
                 self._put(found.chunk, content, put)
 
-        order = list(self._left)
+        order = list(self._targets.sizes)
         numbers = {chunk: number for number, chunk in enumerate(order)}
         first = 0  # all before it have been brought
         while self._left:
