@@ -36,6 +36,8 @@ from .syscalls import Readable, pinned
 _FAULT_THREADS = 4  # a store may need long for one page
 _ZEROS = 64  # pages that are filled with zeros at once
 _RETRY = 0.02  # seconds, if no event comes
+_NICE = -18  # of threads that the program waits for
+_YIELD = 0.005  # seconds that a page which nothing waits for gives way to faults, at most
 
 # brings the page of an address space (by its key) whose home this is, by `Arrival.put`
 Bring = Callable[[int, int], None]
@@ -190,6 +192,8 @@ class Arrival:
         self._spaces: dict[int, list[_Space]] = {}
         self._by_fd: dict[int, _Space] = {}
         self._faults: SimpleQueue[tuple[_Space, int] | None] = SimpleQueue()
+        self._waiting = 0  # faults that are not answered
+        self._answered = threading.Condition()
         self._poll = select.epoll()
         self._stop, self._stopped = os.pipe2(os.O_CLOEXEC)
         self._poll.register(self._stop, select.EPOLLIN)
@@ -232,6 +236,7 @@ class Arrival:
 
     def put(self, key: int, home: int, content: Readable) -> None:
         """Put whole pages in every space of this key; raise why that cannot be."""
+        self._give_way()
         with pinned(content) as address:
             for space in self._of(key):
                 space.put(home, address, len(content))
@@ -249,6 +254,14 @@ class Arrival:
             for run in space.absent.runs()
         ]
 
+    def _give_way(self) -> None:
+        """Wait while faults are answered, in a thread that answers none: it would take processors,
+        and Python's lock, from those that do.
+        """
+        if self._waiting and threading.current_thread() not in self._threads:
+            with self._answered:
+                self._answered.wait_for(lambda: not self._waiting, _YIELD)
+
     def _of(self, key: int) -> Iterator[_Space]:
         """Yield the spaces, also those that are appended meanwhile."""
         spaces, number = self._spaces.get(key, []), 0
@@ -265,6 +278,7 @@ class Arrival:
     # -- threads -----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        _hurry()
         try:
             while True:
                 for fd, _ in self._poll.poll():
@@ -288,10 +302,13 @@ class Arrival:
                     space.absent.move(first, second, third)
                 elif kind in (missing_pages.REMOVE, missing_pages.UNMAP):
                     space.absent.remove(first, second)
+        with self._answered:
+            self._waiting += len(faults)
         for address in faults:
             self._faults.put((space, address))
 
     def _serve(self) -> None:
+        _hurry()
         try:
             while (fault := self._faults.get()) is not None:
                 space, address = fault
@@ -300,9 +317,18 @@ class Arrival:
                     self._bring(space.key, home)
                 # The page may have moved meanwhile: then its thread faults elsewhere, or again.
                 space.wake(address)
+                with self._answered:
+                    self._waiting -= 1
+                    self._answered.notify_all()
         except BaseException as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Put no more pages; threads of the program that wait go on waiting."""
         self._error = self._error or error
+
+
+def _hurry() -> None:
+    """Run this thread before others."""
+    with suppress(OSError):  # it is not allowed everywhere
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
