@@ -1,25 +1,25 @@
 """Post-copy: the tree runs at once, and its pages follow when they are touched.
 
-``criu lazy-pages`` handles the page faults of the restored tree (userfaultfd) and, in the
-background, moves all other pages. It asks its page server for runs of pages (GET over a socket
-pair) and is answered by `LazyPages`, a thread of criuctl's, from a `PageSource`. Pages that CRIU
-did not mark LAZY at the dump are in the pages images as always.
+CRIU leaves pages that it marked LAZY at the dump out of a lazy restore. It registers their memory
+with a userfaultfd of each process, and hands those to the server on a socket in its work folder:
+as a program of its own, ``criu lazy-pages``, or as here `LazyPages`, a few threads of criuctl's
+that answer page faults and put all other pages meanwhile (`criuctl.proc.arriving_pages`). The
+content comes from a `PageSource`. All other pages are in the pages images as always.
 
-The tree depends on criuctl until the last page has arrived: `finish` waits for that. A page that
+The tree depends on criuctl until the last page has arrived: `finish` brings them all. A page that
 never comes would be read as zeros. So after any failure the tree is ended before it can go on with
 those: by the caller when `finish` raises, by a small separate process (`criuctl.proc.deathwatch`)
-when criuctl is killed. The checkpoint still exists.
+when criuctl is killed. It has the userfaultfds as well, so that threads that need a page wait until
+the tree has ended. The checkpoint still exists.
 """
 
 from __future__ import annotations
 
-import bisect
-import os
 import socket
+import struct
 import sys
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,130 +27,59 @@ from typing import Protocol
 
 from ..errors import RestoreFailed
 from ..proc import command, deathwatch
-from ..proc.child import Child, InterruptsDeferred
+from ..proc.arriving_pages import Arrival
+from ..proc.child import Child
+from ..proc.syscalls import Readable
 from ..proc.tree import ProcessIdentity
-from . import features
-from .binary import CriuBinary
 from .driver import folder_path
-from .pages import (
-    ADD_F,
-    CLOSE,
-    FORCE_CLOSE,
-    GET,
-    HEADER,
-    PAGE,
-    PE_LAZY,
-    PE_PRESENT,
-    PagemapEntry,
-    socket_pair,
-)
 
 _SOCKET_NAME = "lazy-pages.socket"  # CRIU's name, in its work folder
-_START_TIMEOUT = 10.0  # seconds for the daemon to listen
+_PID = struct.Struct("=i")  # negative for a zombie, which has no memory
+_FINISHED = 0x52535446  # in its place: the tree is about to run
+_START_TIMEOUT = 10.0  # seconds for the watcher to answer
 
-
-Piece = bytes | bytearray | memoryview
+# puts content at an address of a task, by its PID in the images
+Put = Callable[[int, int, Readable], None]
+# notes that so many bytes there are zeros
+Skip = Callable[[int, int, int], None]
 
 
 class PageSource(Protocol):
-    """The pages of one image, numbered as they are stored."""
+    """The pages of a tree that follow."""
 
-    def read(self, first: int, count: int) -> list[Piece]:
-        """Return pages `first` to ``first + count``, in any number of pieces."""
+    @property
+    def runs(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """The addresses of each task's pages, by its PID in the images."""
 
-    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Piece]:
-        """Yield many such runs, (first, count), one after the other."""
+    def bring(self, pid: int, address: int, put: Put) -> None:
+        """Put this page, and what is stored together with it; called from several threads."""
 
-
-class LazyImage:
-    """One task's page map, to find the pages of an address."""
-
-    def __init__(self, entries: Sequence[PagemapEntry], source: PageSource) -> None:
-        self.entries = list(entries)
-        self.source = source
-        self._starts = [entry.vaddr for entry in self.entries]
-        self._first: list[int] = []
-        total = 0
-        for entry in self.entries:
-            self._first.append(total)
-            total += entry.pages
-
-    def run(self, vaddr: int, pages: int) -> tuple[int, list[Piece]]:
-        """Return as many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
-        at = bisect.bisect_right(self._starts, vaddr) - 1
-        if at < 0:
-            raise RestoreFailed(
-                f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have"
-            )
-        entry = self.entries[at]
-        skipped = (vaddr - entry.vaddr) // PAGE
-        count = min(pages, entry.pages - skipped)
-        if count <= 0:
-            raise RestoreFailed(
-                f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have"
-            )
-        return count, self.source.read(self._first[at] + skipped, count)
-
-    def write_rest(self, fd: int) -> None:
-        """Write the pages that are not left to page faults to the pages image `fd`."""
-        with os.fdopen(os.dup(fd), "wb") as out:
-            kept = [
-                (first, entry.pages)
-                for entry, first in zip(self.entries, self._first, strict=True)
-                if not entry.flags & PE_LAZY
-            ]
-            for piece in self.source.read_all(kept):
-                out.write(piece)
+    def fill(self, put: Put, skip: Skip) -> None:
+        """Put or skip all pages."""
 
 
 class LazyPages:
-    """``criu lazy-pages`` and its page server, around one restore."""
+    """What brings the pages of one restore."""
 
-    def __init__(
-        self, criu: CriuBinary, folder: int, images: dict[int, LazyImage], enter: Sequence[str]
-    ) -> None:
-        self._images = images
-        self._folder = folder
-        self._error: BaseException | None = None
+    def __init__(self, folder: int, source: PageSource) -> None:
+        """`folder`: CRIU's work folder."""
+        self._folder, self._source = folder, source
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._watch: socket.socket | None = None
         self._watcher: Child | None = None
-        self._daemon: Child | None = None
-        self._sock, self._theirs = socket_pair()
-        arguments = [
-            "--no-default-config",
-            "lazy-pages",
-            "-D",
-            folder_path(folder),
-            "--page-server",
-            "-v1",
-            "-o",
-            "lazy.log",
-        ]
-        self._criu = criu.argv
-        self._argv = [*enter, *criu.argv, *arguments, "--ps-socket", str(self._theirs.fileno())]
-        self._thread = threading.Thread(target=self._run, name="criuctl-lazy", daemon=True)
+        self._arrival = Arrival(self._bring, self._hold)
+        self._error: BaseException | None = None  # CRIU has not handed over all processes
+        self._thread = threading.Thread(target=self._receive, name="criuctl-lazy", daemon=True)
 
     def __enter__(self) -> LazyPages:
-        """Start the daemon, and wait until it listens."""
+        """Listen for CRIU."""
         try:
-            with (
-                features.cache_descriptors(self._criu) as features_fds,
-                self._theirs,
-                InterruptsDeferred(),
-            ):
-                fds = [self._folder, self._theirs.fileno(), *features_fds]
-                self._daemon = command.spawn(self._argv, pass_fds=fds, new_session=True)
-            self._thread.start()
+            self._listener.bind(f"{folder_path(self._folder)}/{_SOCKET_NAME}")
+            self._listener.listen()
             self._start_watcher()
-            deadline = time.monotonic() + _START_TIMEOUT
-            while _SOCKET_NAME not in os.listdir(self._folder):
-                if self._daemon.poll() is not None or time.monotonic() > deadline:
-                    raise RestoreFailed(
-                        "CRIU's lazy-pages daemon does not start", hint="Restore without --lazy."
-                    )
-                time.sleep(0.002)
-        # also for a signal: the daemon waits for a tree and does not notice that we are gone
-        except BaseException:
+            self._arrival.start()
+            self._thread.start()
+        except BaseException:  # also for a signal
             self.stop()
             raise
         return self
@@ -166,15 +95,14 @@ class LazyPages:
 
     def _start_watcher(self) -> None:
         """Start the process that ends the tree if we end early; it must be given the tree."""
-        ours, theirs = socket.socketpair()
+        self._watch, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             script = Path(deathwatch.__file__)
             self._watcher = command.spawn(
                 [sys.executable, "-I", "-S", str(script), str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), self._sock.fileno()],
+                pass_fds=[theirs.fileno()],
                 new_session=True,
             )
-        self._watch = ours
 
     def watch(self, root: ProcessIdentity) -> None:
         """Send the tree's root to the watcher; `watched` waits for its confirmation."""
@@ -196,73 +124,77 @@ class LazyPages:
         """Note that the tree is about to run; from now on it depends on criuctl."""
 
     def finish(self) -> None:
-        """Wait until every page has arrived.
+        """Bring all pages.
 
         Raises what went wrong: the tree must not go on then.
         """
-        assert self._daemon is not None
-        code = self._daemon.wait()
         self._thread.join()
-        if self._error is None and code == 0:
-            self._unwatch(b"done\n")
-        self._sock.close()
         if self._error is not None:
             raise self._error
-        if code != 0:
-            raise RestoreFailed(f"CRIU's lazy-pages daemon ended with {code}")
+        self._source.fill(self._arrival.put, self._arrival.skip)
+        self._arrival.check()
+        if absent := self._arrival.absent():
+            pid, home, length = absent[0]
+            raise RestoreFailed(f"PID {pid}: nothing has brought {length} bytes at {home:#x}")
+        self._unwatch(b"done\n")
+        self._close()
 
     def _unwatch(self, word: bytes) -> None:
         """Send the watcher a word, or close its channel without one: then it kills."""
-        if self._watch is not None and self._watcher is not None:
-            if word:
-                self._watch.sendall(word)
-            self._watch.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            with watch, suppress(OSError):  # it was killed
+                if word:
+                    watch.sendall(word)
+        if self._watcher is not None:
             self._watcher.wait()
-            self._watch = self._watcher = None
+            self._watcher = None
 
     def stop(self) -> None:
-        """End the daemon, and the tree if it was restored already; for a restore that failed."""
+        """End the tree, if it was restored already, and all of this; for a restore that failed."""
         self._unwatch(b"")
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # closed by the peer
-        if self._daemon is not None:
-            self._daemon.end()
-        if self._thread.is_alive():
+        with suppress(OSError):  # it does not listen
+            self._listener.shutdown(socket.SHUT_RDWR)
+        if self._thread.ident is not None:
             self._thread.join()
-        self._sock.close()
+        self._close()
 
-    def _run(self) -> None:
+    def _close(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._listener.close()
+            self._arrival.close()
+
+    def _bring(self, pid: int, address: int) -> None:
+        self._source.bring(pid, address, self._arrival.put)
+
+    def _hold(self, fd: int) -> None:
+        """Give the watcher a copy."""
+        watch = self._watch
+        if watch is not None:
+            with suppress(OSError):  # `watched` notices it
+                socket.send_fds(watch, [b"hold\n"], [fd])
+
+    # -- what CRIU sends ---------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Take the processes from CRIU, until they are about to run."""
         try:
-            self._serve()
-        # whatever it is (out of memory, for example), `finish` raises it: the daemon would wait
-        except BaseException as error:
+            with self._listener.accept()[0] as criu:
+                while (pid := self._number(criu)) != _FINISHED:
+                    if pid >= 0:
+                        self._take(criu, pid)
+        except BaseException as error:  # `finish` raises it
             self._error = error
-            with suppress(OSError):  # the daemon has closed it
-                self._sock.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self) -> None:
-        header = bytearray(HEADER.size)
-        while self._sock.recv_into(header, 0, socket.MSG_WAITALL) == HEADER.size:
-            cmd, pages, vaddr, dst = HEADER.unpack(header)
-            operation = cmd & 0xFFFF
-            if operation in (CLOSE, FORCE_CLOSE):
-                self._sock.sendall(b"\0" * 4)
-                return
-            if operation != GET:
-                raise RestoreFailed(f"unknown page request {cmd:#x}")
-            image = self._images.get(dst)
-            if image is None:
-                raise RestoreFailed(f"CRIU asked for pages of an unknown image {dst:#x}")
-            count, pieces = image.run(vaddr, pages)
-            self._send([HEADER.pack(ADD_F | PE_PRESENT << 16, count, vaddr, dst), *pieces])
+    def _number(self, criu: socket.socket) -> int:
+        data = criu.recv(_PID.size, socket.MSG_WAITALL)
+        if len(data) < _PID.size:
+            raise RestoreFailed("CRIU has ended before its tree could run")
+        return int(_PID.unpack(data)[0])
 
-    def _send(self, pieces: list[Piece]) -> None:
-        views = [memoryview(piece) for piece in pieces]
-        while views:
-            sent = self._sock.sendmsg(views[:64])
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if sent:
-                views[0] = views[0][sent:]
+    def _take(self, criu: socket.socket, pid: int) -> None:
+        _data, fds, _flags, _address = socket.recv_fds(criu, 1, 1)
+        if not fds:
+            raise RestoreFailed(f"PID {pid}: CRIU has sent no userfaultfd")
+        self._hold(fds[0])
+        self._arrival.add(fds[0], pid, self._source.runs.get(pid, ()))

@@ -45,6 +45,8 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+Readable = bytes | bytearray | memoryview
+
 _libc: ctypes.CDLL | None = None
 
 
@@ -233,6 +235,27 @@ def is_child_subreaper() -> bool:
 def address_of(buffer: bytearray | memoryview | mmap.mmap) -> int:
     """Return the address of this writable memory of ours."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+class _Buffer(ctypes.Structure):
+    """CPython's Py_buffer."""
+
+    _fields_ = [
+        ("address", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("rest", ctypes.c_ssize_t * 10),
+    ]
+
+
+@contextmanager
+def pinned(buffer: Readable) -> Iterator[int]:
+    """Yield the address of this memory of ours, which may be read-only, and keep it there."""
+    view = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(view), 0)
+    try:
+        yield view.address or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
 
 
 @contextmanager

@@ -1,110 +1,122 @@
-"""The pages of a checkpoint for a lazy restore: chunks are fetched when needed, and a few are kept.
+"""The memory of a checkpoint that follows: first what the program asks for, then what comes after
+it, in ascending order.
 
-CRIU asks for runs of pages, small ones for page faults and up to 4 MiB in the background, mostly in
-ascending order.  A run is answered from the chunks that it lies in; those of one request are
-fetched and verified together.
+A chunk is put at all places that it belongs to when it is fetched, also for one page of it. So no
+content is kept, and none is fetched twice, except by threads that need it at the same time.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
-from ..checkpoint.chunks import Extent, StreamRef
+from ..checkpoint.chunk_targets import Targets, only_zeros
+from ..checkpoint.chunks import Extent
 from ..checkpoint.manifest import MemoryImage
 from ..checkpoint.opened_chunks import Gathered
+from ..checkpoint.packs import Place
 from ..checkpoint.reader import CheckpointReader
+from ..criu.lazy import Put, Skip
 from ..criu.pages import PAGE
+from ..errors import Damaged
 from ..proc.syscalls import has_userfaultfd
 from ..store import Buffer
 
 LARGE = 256 << 20  # bytes of a tree's memory
 _SHARED = 8  # the part of it that may be in several processes
-_KEPT = 64  # chunks that are cached, 16 MiB
-_AT_ONCE = 32  # chunks that are fetched together, or as many as one run needs
+_AT_ONCE = 64 << 20  # bytes of chunks that are fetched together
 
 
-class StoredPages:
-    """The pages of one memory image, as a `criuctl.criu.lazy.PageSource`."""
+class StoredMemory:
+    """The memory of a tree that follows, as a `criuctl.criu.lazy.PageSource`."""
 
-    def __init__(
-        self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None
-    ) -> None:
-        """`gathered`: chunks that are not read again."""
+    def __init__(self, reader: CheckpointReader, gathered: Gathered | None = None) -> None:
+        """`gathered`: chunks that are open already."""
+        self.runs: dict[int, list[tuple[int, int]]] = {}
         self._reader, self._gathered = reader, gathered
-        self._layout = reader.layout(data)
-        self._recent: OrderedDict[bytes, Buffer] = OrderedDict()
+        self._targets = Targets()
+        # by PID: the addresses at which parts begin, in ascending order, and their chunks
+        self._starts: dict[int, list[int]] = {}
+        self._chunks: dict[int, list[bytes]] = {}
+        self._left: dict[bytes, None] = {}  # chunks that have not been brought
+        self._wanted: SimpleQueue[bytes] = SimpleQueue()  # chunks that were asked for
 
-    def read(self, first: int, count: int) -> list[Buffer]:
-        """Return pages `first` to ``first + count`` in pieces."""
-        low, parts = self._parts(first, count)
-        return self._cut(
-            first, count, low, parts, self._hold({part.chunk: part.size for part in parts})
-        )
+    def add(self, pid: int, address: int, parts: Sequence[Extent]) -> None:
+        """Add parts of chunks that are, one after the other, the pages at `address`.
 
-    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Buffer]:
-        """Return many runs of pages, (first, count), in pieces; what several of them need is
-        fetched once.
+        `pid`: of the process in the images. Addresses of one process come in ascending order.
         """
-        group: list[tuple[int, int, int, list[Extent]]] = []
-        sizes: dict[bytes, int] = {}
-        for first, count in runs:
-            low, parts = self._parts(first, count)
-            sizes.update({part.chunk: part.size for part in parts})
-            group.append((first, count, low, parts))
-            if len(sizes) >= _AT_ONCE:
-                yield from self._all(group, sizes)
-                group, sizes = [], {}
-        yield from self._all(group, sizes)
+        starts, chunks = self._starts.setdefault(pid, []), self._chunks.setdefault(pid, [])
+        self._targets.add(pid, address, parts)
+        end = address
+        for part in parts:
+            if part.length % PAGE:
+                raise Damaged(f"a part of the memory of PID {pid} is no number of pages")
+            starts.append(end)
+            chunks.append(part.chunk)
+            self._left[part.chunk] = None
+            end += part.length
+        self.runs.setdefault(pid, []).append((address, end))
 
-    def _all(
-        self, group: Sequence[tuple[int, int, int, list[Extent]]], sizes: dict[bytes, int]
-    ) -> Iterator[Buffer]:
-        held = self._hold(sizes)
-        for first, count, low, parts in group:
-            yield from self._cut(first, count, low, parts, held)
+    def bring(self, pid: int, address: int, put: Put) -> None:
+        """Put the chunk of this page where it belongs; raise `Damaged`, `ObjectMissing` or an error
+        of the store.
+        """
+        chunk = self._chunks[pid][bisect.bisect_right(self._starts[pid], address) - 1]
+        content: Buffer | None = self._gathered.get(chunk) if self._gathered else None
+        if content is None:
+            content = self._reader.some({chunk: self._targets.sizes[chunk]})[chunk]
+        self._put(chunk, content, put)
+        self._wanted.put(chunk)
 
-    def _parts(self, first: int, count: int) -> tuple[int, list[Extent]]:
-        """Return the parts that these pages lie in, and the number of the first."""
-        starts = self._layout.starts
-        low = bisect.bisect_right(starts, first * PAGE) - 1
-        return low, self._layout.parts(low, bisect.bisect_left(starts, (first + count) * PAGE))
+    def fill(self, put: Put, skip: Skip) -> None:
+        """Put all chunks, from several threads; what follows a page that was asked for comes first.
 
-    def _cut(
-        self, first: int, count: int, low: int, parts: Sequence[Extent], held: dict[bytes, Buffer]
-    ) -> list[Buffer]:
-        start, end = first * PAGE, (first + count) * PAGE
-        starts = self._layout.starts[low : low + len(parts)]
-        pieces: list[Buffer] = []
-        for (chunk, _size, skip, length), begins in zip(parts, starts, strict=True):
-            pieces.append(
-                held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)]
-            )
-        return pieces
+        Raises what `bring` raises.
+        """
 
-    def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, Buffer]:
-        held: dict[bytes, Buffer] = {}
-        if self._gathered is not None:
-            held = {
-                chunk: content
-                for chunk in sizes
-                if (content := self._gathered.get(chunk)) is not None
-            }
-        if len(held) == len(sizes):
-            return held
-        known = {chunk: self._recent[chunk] for chunk in sizes if chunk in self._recent}
-        missing = {
-            chunk: size for chunk, size in sizes.items() if chunk not in held and chunk not in known
-        }
-        if missing:
-            known.update(self._reader.some(missing))
-        for chunk, piece in known.items():
-            self._recent[chunk] = piece
-            self._recent.move_to_end(chunk)
-        while len(self._recent) > _KEPT:
-            self._recent.popitem(last=False)
-        return held | known
+        def place(found: Place, content: Buffer) -> None:
+            if only_zeros(found, content):
+                for pid, address, _skip, length in self._targets.of[found.chunk]:
+                    skip(pid, address, length)
+            else:
+                self._put(found.chunk, content, put)
+
+        order = list(self._targets.sizes)
+        numbers = {chunk: number for number, chunk in enumerate(order)}
+        first = 0  # all before it have been brought
+        while self._left:
+            at = first
+            with suppress(Empty):
+                while True:  # the last one that was asked for
+                    at = numbers[self._wanted.get_nowait()]
+            sizes: dict[bytes, int] = {}
+            room = _AT_ONCE
+            while at < len(order) and room > 0:
+                if order[at] in self._left:
+                    sizes[order[at]] = size = self._targets.sizes[order[at]]
+                    room -= size
+                at += 1
+            missing = dict(sizes)
+            if self._gathered is not None:
+                for chunk in sizes:
+                    if (content := self._gathered.get(chunk)) is not None:
+                        self._put(chunk, content, put)
+                        del missing[chunk]
+            if missing:
+                self._reader.fetch(missing, place)
+            for chunk in sizes:
+                self._left.pop(chunk, None)
+            while first < len(order) and order[first] not in self._left:
+                first += 1
+
+    def _put(self, chunk: bytes, content: Buffer, put: Put) -> None:
+        view = memoryview(content)
+        for pid, address, skip, length in self._targets.of[chunk]:
+            put(pid, address, view[skip : skip + length])
+        self._left.pop(chunk, None)
 
 
 def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:

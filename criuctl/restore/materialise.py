@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from itertools import count
 
 from ..checkpoint.chunk_targets import Targets
-from ..checkpoint.chunks import cut
+from ..checkpoint.chunks import Extent, cut
 from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.opened_chunks import Gathered
 from ..checkpoint.reader import CheckpointReader
 from ..criu import direct, unshared
 from ..criu.images import valid_name
-from ..criu.lazy import LazyImage
 from ..criu.pages import (
     PAGE,
     PE_LAZY,
@@ -31,7 +30,7 @@ from ..criu.pages import (
 from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
 from .direct_memory import Filling
-from .lazy_memory import StoredPages
+from .lazy_memory import StoredMemory
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
 # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
@@ -137,24 +136,43 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
     return filling
 
 
-def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
-    """Write, for a lazy restore, only what cannot wait; return where the rest is, by address."""
-    images: dict[int, LazyImage] = {}
-    for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
-        lazy = image.kind == "task"
-        if lazy:
-            _keep_small(entries)
-        write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
-        fd = _pages_file(folder, number)
-        try:
-            if lazy:
-                images[image.id] = LazyImage(entries, StoredPages(reader, image.data))
-                images[image.id].write_rest(fd)
-            else:
-                reader.write_to([(image.data, fd, 0)])
-        finally:
-            os.close(fd)
-    return images
+def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> StoredMemory:
+    """Write, for a lazy restore, only what cannot wait; return the rest."""
+    targets = Targets()
+    with ExitStack() as stack:
+        maps = list(_page_maps(manifest, reader))
+        stack.enter_context(room_for_descriptors(len(maps)))
+        memory = StoredMemory(reader)
+        for number, (image, entries) in enumerate(maps, start=1):
+            fd = _pages_file(folder, number)
+            stack.callback(os.close, fd)
+            offset = 0
+            for entry, extents, follows in _divided(image, entries, reader):
+                if follows:
+                    memory.add(image.id, entry.vaddr, extents)
+                else:
+                    targets.add(fd, offset, extents)
+                    offset += entry.pages * PAGE
+            write_pagemap(
+                folder,
+                ImageKey(image.kind, image.id),
+                number,
+                entries,
+                lazy=image.kind == "task",
+            )
+        reader.write(targets)
+    return memory
+
+
+def _divided(
+    image: MemoryImage, entries: list[PagemapEntry], reader: CheckpointReader
+) -> Iterator[tuple[PagemapEntry, list[Extent], bool]]:
+    """Yield each run of pages, where it is stored, and whether it follows."""
+    if image.kind == "task":
+        _keep_small(entries)
+    parts = cut(reader.extents(image.data), (entry.pages * PAGE for entry in entries))
+    for entry, extents in zip(entries, parts, strict=True):
+        yield entry, extents, image.kind == "task" and bool(entry.flags & PE_LAZY)
 
 
 def _keep_small(entries: list[PagemapEntry]) -> None:
@@ -169,16 +187,11 @@ def _keep_small(entries: list[PagemapEntry]) -> None:
         entry.flags &= ~PE_LAZY
 
 
-def lazy_images(
-    manifest: Manifest, reader: CheckpointReader, gathered: Gathered
-) -> dict[int, LazyImage]:
-    """Return what `lazy_pages` finds by address, for another process, which has some of it
-    already.
-    """
-    tasks = (
-        (image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task"
-    )
-    return {
-        image.id: LazyImage(entries, StoredPages(reader, image.data, gathered))
-        for image, entries in tasks
-    }
+def lazy_memory(manifest: Manifest, reader: CheckpointReader, gathered: Gathered) -> StoredMemory:
+    """Return what `lazy_pages` returns, for another process, which has some of it already."""
+    memory = StoredMemory(reader, gathered)
+    for image, entries in _page_maps(manifest, reader):
+        for entry, extents, follows in _divided(image, entries, reader):
+            if follows:
+                memory.add(image.id, entry.vaddr, extents)
+    return memory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from ..criu.lazy import LazyImage
 from ..errors import RestoreFailed
 from ..report import Reporter
 from . import materialise
 from .direct_memory import Filling
-from .lazy_memory import worthwhile
+from .lazy_memory import StoredMemory, worthwhile
 from .page_feeder import Feeder
 from .request import RestoreRequest
 from .source import Source, Unpacked
@@ -20,7 +19,7 @@ from .source import Source, Unpacked
 class Memory(Struct):
     """Where the pages of the tree come from."""
 
-    lazy: dict[int, LazyImage] = field(default_factory=dict)  # pages that follow; empty: none do
+    lazy: StoredMemory | None = None  # pages that follow
     filling: Filling | None = None  # pages that are put straight into the processes
 
 

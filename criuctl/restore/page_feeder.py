@@ -23,7 +23,6 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +33,6 @@ from ..checkpoint.opened_chunks import Gathered
 from ..checkpoint.packs import pack_of
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..criu.binary import CriuBinary
 from ..criu.lazy import LazyPages
 from ..errors import CriuctlError, RestoreFailed, TimedOut
 from ..proc import command
@@ -100,9 +98,9 @@ class Feeder:
         """
         self.send({"load": manifest.id}, folder)
 
-    def pages(self, criu: CriuBinary, enter: Sequence[str]) -> FedPages:
+    def pages(self) -> FedPages:
         """Have it serve them for a restore."""
-        self.send({"listen": {"criu": list(criu.argv), "enter": list(enter)}})
+        self.send({"listen": True})
         return FedPages(self)
 
     def send(self, what: dict[str, Any], *fds: int) -> None:
@@ -154,7 +152,7 @@ class FedPages:
         self._feeder = feeder
 
     def __enter__(self) -> FedPages:
-        """Wait until CRIU's daemon listens."""
+        """Wait until it listens for CRIU."""
         try:
             self._feeder.expect("listen")
         except BaseException:
@@ -212,13 +210,13 @@ def main() -> int:
 
 def _feed(channel: socket.socket, stack: ExitStack) -> None:
     settings = _receive(channel)
-    memory = int(settings.pop("memory"))
+    size = int(settings.pop("memory"))
     config = Config(**settings)
     store = open_store(config.store, config)
     stack.callback(store.close)
     repository = stack.enter_context(Repository.open(store, config))
     reader = repository.reader(Reporter())
-    gathered = Gathered(reader, lambda size: available_memory() >= memory + size + _SPARE)
+    gathered = Gathered(reader, lambda more: available_memory() >= size + more + _SPARE)
     stack.callback(gathered.close)
     fds: list[int] = []
     while "pack" in (message := _receive(channel, fds)):
@@ -229,10 +227,9 @@ def _feed(channel: socket.socket, stack: ExitStack) -> None:
     for fd in fds:
         stack.callback(os.close, fd)
     (folder,) = fds
-    images = materialise.lazy_images(manifest, reader, gathered)
-    asked = _receive(channel)["listen"]
-    criu = CriuBinary(tuple(asked["criu"]), origin="told")
-    with LazyPages(criu, folder, images, asked["enter"]) as pages:
+    memory = materialise.lazy_memory(manifest, reader, gathered)
+    _receive(channel)
+    with LazyPages(folder, memory) as pages:
         _send(channel, {"said": "listen"})
         pages.watch(ProcessIdentity(*_receive(channel)["watch"]))
         pages.watched()

@@ -59,7 +59,7 @@ class Restoring(Struct, eq=False):
 
     def _run(self, criu: binary.CriuBinary, running: ExitStack) -> None:
         work, around, placed = self.work, self.around, self.placed
-        options = around.prepare(criu)
+        options = around.prepare()
         work.reporter.step("restore")
         assert around.names is not None
         around.names.begin()

@@ -340,7 +340,7 @@ def _result(
         pid=root,
         inner_pid=criu_part.inner_root,
         elapsed_ms=round((criu_part.running_at - began) * 1000, 1),
-        lazy=bool(work.lazy),
+        lazy=work.lazy is not None,
         pids=work.plan.pids,
         connections=outcomes,
         files=[

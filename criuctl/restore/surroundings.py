@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..cgroups import recreation
-from ..criu import binary, ghostfolders, netimages, procfiles, socketimages, ttyimages
+from ..criu import ghostfolders, netimages, procfiles, socketimages, ttyimages
 from ..criu.heldfiles import credentials, held_files
 from ..criu.lazy import LazyPages
 from ..criu.options import RestoreOptions
@@ -75,7 +75,7 @@ class Surroundings(Struct, eq=False):
     # a command that enters the network namespace alone
     _network: list[str] = field(default_factory=list)
 
-    def prepare(self, criu: binary.CriuBinary) -> RestoreOptions:
+    def prepare(self) -> RestoreOptions:
         """Make everything that CRIU finds, in the order in which one thing needs the other."""
         self._settle_images()
         self._put_files()
@@ -97,7 +97,7 @@ class Surroundings(Struct, eq=False):
         self._open_descriptors()
         options = RestoreOptions(
             shell_job=not ttyimages.led_by_device(work.images),
-            lazy=bool(work.lazy),
+            lazy=work.lazy is not None,
             groups=groups,
             inherit=self._inherit,
             root=self.mount_root,
@@ -106,7 +106,7 @@ class Surroundings(Struct, eq=False):
         )
         self._amend_images()
         self._follow_early()
-        self._bring_pages(criu)
+        self._bring_pages()
         self._make_room()
         # Last: between this look at what CRIU opens by paths and CRIU's own is as little time as
         # can be.
@@ -324,17 +324,15 @@ class Surroundings(Struct, eq=False):
             self.stack.callback(early.stop)
             self.early = early
 
-    def _bring_pages(self, criu: binary.CriuBinary) -> None:
+    def _bring_pages(self) -> None:
         """Start what brings the memory of a lazy restore."""
         work = self.work
-        if not work.lazy:
+        if work.lazy is None:
             return
         if work.feeder is None:
-            self.following = self.stack.enter_context(
-                LazyPages(criu, work.folder, work.lazy, self.prefix)
-            )
+            self.following = self.stack.enter_context(LazyPages(work.folder, work.lazy))
         else:
-            self.following = self.stack.enter_context(work.feeder.pages(criu, self.prefix))
+            self.following = self.stack.enter_context(work.feeder.pages())
 
     def _make_room(self) -> None:
         """Remove deleted files and folders that a killed restore of this session has left, and

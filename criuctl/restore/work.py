@@ -7,13 +7,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
 from ..config import Config
 from ..criu.images import ImageSet
-from ..criu.lazy import LazyImage
 from ..hooks import Hooks
 from ..host.holders import RestoredHolder
 from ..host.registry import boot_id
@@ -21,6 +20,7 @@ from ..report import Reporter
 from ..terminals.restored import RestoredTerminals
 from .direct_memory import Filling
 from .home import NewHome
+from .lazy_memory import StoredMemory
 from .page_feeder import Feeder
 from .plan import RestorePlan
 
@@ -45,8 +45,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
     copy: bool = False  # the original may run
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
-    # pages that follow; empty for an eager restore
-    lazy: dict[int, LazyImage] = field(default_factory=dict)
+    lazy: StoredMemory | None = None  # pages that follow
     feeder: Feeder | None = None  # brings them from another host
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some

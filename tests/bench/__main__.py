@@ -11,7 +11,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,38 +22,15 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, migrations, screens, sessions, steps, storage
+from . import cases, catalogue, interrupts
+from .catalogue import CASES
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
 from .program import MAX_PROCESSES, build
-from .report import Section, summary
+from .report import summary
 from .ways import PROJECT, Criu
 
-CASES = (
-    "dump",
-    "restore",
-    "precopy",
-    "increment",
-    "tracked",
-    "fixed",
-    "list",
-    "rss",
-    "store",
-    "idle",
-    "sessions",
-    "steps",
-    "screens",
-    "migrate",
-)
-NOTHING_STORED = {
-    "sessions",
-    "steps",
-    "screens",
-    "migrate",
-    "store",
-    "idle",
-}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -113,7 +90,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--sizes",
         type=_sizes,
         metavar="LIST",
-        help="of the trees [50M,1G; rss: 4G; increment, tracked: the largest]",
+        help="of the trees [50M,1G; rss, lazy: 4G; increment, tracked, lazy: the largest]",
     )
     parser.add_argument(
         "--processes",
@@ -234,7 +211,7 @@ def _headline(about: dict[str, Any], runs: int) -> str:
 
 def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitStack) -> list[Place]:
     places: list[Place] = []
-    if not {*options.case} - NOTHING_STORED:
+    if not catalogue.stores(options.case):
         return places
     if options.store in ("local", "both"):
         places.append(Folder(disk / "store"))
@@ -247,40 +224,6 @@ def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitSt
                 raise BenchFailed(str(error)) from error
             print(f"note: nothing is measured on S3: {error}", file=sys.stderr)
     return places
-
-
-def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
-    sizes = options.sizes or [50 << 20, 1 << 30]
-    if "sessions" in options.case:
-        yield from sessions.sessions(bench, options.sessions, options.flood, options.watch)
-    if "migrate" in options.case:
-        yield from migrations.migrations(bench, sizes[-1], scattered=options.scattered)
-    if "store" in options.case:
-        yield from storage.old_store(bench, *options.simulated)
-    if "steps" in options.case:
-        yield from steps.steps(bench)
-    if "screens" in options.case:
-        yield from screens.screens(bench)
-    if "idle" in options.case:
-        yield from storage.idle_growth(bench, sizes[-1], options.snapshots)
-    if not {*options.case} - NOTHING_STORED:
-        return
-    cases.warm_up(bench)
-    both = [case for case in ("dump", "restore") if case in options.case]
-    if both:
-        yield from cases.dump_restore(bench, sizes, options.processes, both)
-    if "precopy" in options.case:
-        yield from cases.precopy(bench, options.sizes or sizes[-1:], options.processes[:1])
-    if "increment" in options.case:
-        yield from cases.increment(bench, options.sizes or sizes[-1:], options.processes)
-    if "tracked" in options.case:
-        yield from cases.tracked(bench, options.sizes or sizes[-1:])
-    if "fixed" in options.case:
-        yield from cases.fixed(bench)
-    if "list" in options.case:
-        yield from cases.listing(bench)
-    if "rss" in options.case:
-        yield from cases.peak_memory(bench, options.sizes or [4 << 30])
 
 
 def _say(text: str) -> None:
@@ -331,7 +274,7 @@ def main(argv: Sequence[str]) -> int:
             if not options.json:
                 print(_headline(about, options.runs), flush=True)
             sections = []
-            for section in _run(options, bench):
+            for section in catalogue.measure(bench, options):
                 sections.append(section)
                 if not options.json:
                     section.print(sys.stdout)

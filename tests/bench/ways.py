@@ -304,10 +304,13 @@ class Criuctl(Way):
         program: Sequence[str] = (),
         options: Sequence[str] = (),
         configuration: Mapping[str, str] | None = None,
+        restore_options: Sequence[str] = (),
+        name: str = "",
     ) -> None:
-        self.name = " ".join(option.lstrip("-") for option in options) or "criuctl"
+        self.name = name or " ".join(option.lstrip("-") for option in options) or "criuctl"
         self._configuration = configuration or {}
         self._options = list(options)  # of dump
+        self._restore_options = list(restore_options)
         self._commands = commands
         self._folder = folder / "criuctl"
         self._place = place
@@ -366,7 +369,12 @@ class Criuctl(Way):
         tree.arm()
         # The tree shares a file with the bench, which goes on: it must stay the same one.
         answer, began, seconds, peaks = self.command(
-            "restore", self._session, "--files", "keep", memory=memory
+            "restore",
+            self._session,
+            "--files",
+            "keep",
+            *self._restore_options,
+            memory=memory,
         )
         if answer["pid"] != tree.pid:
             raise BenchFailed(

@@ -4,6 +4,8 @@ was.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.command import Criuctl
 from support.keeper import wait_until
@@ -38,6 +40,22 @@ def test_its_terminals_are_its_own_while_pages_follow(
         held.go_on()
         assert held.command.process.wait(60) == 0
     restored.ask()
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_a_program_that_changes_its_memory_meanwhile(
+    pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, compiled: Path
+) -> None:
+    """Every page is compared with what it has to be, also in children that it forks."""
+    folder = zoo.home / "hostile"
+    command = [str(compiled / "hostile"), str(folder), "5", "20000", "48"]
+    animal = zoo.launch(command, quiet=False)
+    wait_until((folder / "ready").exists, 60, "its memory is filled")
+    report = trip.dump(animal)
+    (folder / "go").touch()
+    answer = criuctl("restore", report["checkpoint"], "--lazy", "--pids", pids)
+    assert answer["lazy"] is True
+    zoo.adopt(answer["pid"], animal).ask()
 
 
 def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from support import checkpoints as kit
+from support.following import Memory
 
 from criuctl.checkpoint import opened_chunks
 from criuctl.checkpoint.opened_chunks import Gathered
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.report import Reporter
-from criuctl.restore.lazy_memory import StoredPages
 
 PAGE = 4096
 PAGES = 1500
@@ -40,9 +40,7 @@ def _gather(repo: Repository, reader: CheckpointReader, room: Callable[[int], bo
 
 
 def _read(repo: Repository, reader: CheckpointReader, got: Gathered) -> bytes:
-    image = repo.manifest("web").memory[0]
-    pages = StoredPages(reader, image.data, got)
-    return b"".join(piece for first in range(0, PAGES, 100) for piece in pages.read(first, 100))
+    return Memory(reader, repo.manifest("web").memory[0].data, got).fill()
 
 
 def test_what_has_come_is_not_read_again(
@@ -52,16 +50,17 @@ def test_what_has_come_is_not_read_again(
     reader = repo.reader(Reporter())
     got = _gather(repo, reader, lambda _: True)
 
-    def refuse(_: object) -> dict[bytes, bytes]:
+    def refuse(*_: object) -> None:
         raise AssertionError("it was read again")
 
-    image = repo.manifest("web").memory[0]
-    pages = StoredPages(reader, image.data, got)
-    monkeypatch.setattr(reader, "some", refuse)
-    assert b"".join(pages.read(0, PAGES)) == memory
+    data = repo.manifest("web").memory[0].data
+    following = Memory(reader, data, got)
+    monkeypatch.setattr(reader, "fetch", refuse)
+    following.bring(0)
+    assert following.fill() == memory
     got.close()
     with pytest.raises(AssertionError, match="read again"):
-        pages.read(0, 1)
+        following.bring(0)
 
 
 def test_it_takes_no_more_than_there_is_room_for(
