@@ -7,7 +7,8 @@ because only that pass shows a single moment, but nearly every page of it is kno
 round cannot make a checkpoint wrong: what it stored is used if it equals what CRIU sends, else it
 is garbage (`WriterStats.bytes_unused`).
 
-Where the kernel has soft-dirty bits, later rounds read the windows that were written to; elsewhere
+Where writes can be tracked from outside, the short freeze takes the place of this
+(`dump.short_freeze`).  Where the kernel has soft-dirty bits, later rounds read the windows that were written to; elsewhere
 they read and hash everything, and send on what changed.  Another round is worth it while the one
 before found more than the freeze may take (`Rules.target` seconds to store it at the rate seen so
 far), and as long as rounds shrink: more rounds do not help with a tree that writes faster than the
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ from ..errors import NoSuchProcess
 from ..proc.memory import soft_dirty
 from ..proc.tree import read_tree
 from ..report import Reporter
+from ..tracking.rounds import Round
 
 
 class Rules(Struct, frozen=True):
@@ -39,25 +40,6 @@ class Rules(Struct, frozen=True):
     seconds: float = 600.0  # for all rounds together
     # a round that finds more than this share of the one before is the last
     shrink: float = 0.7
-
-
-class Round(Struct, frozen=True):
-    """The measured result of one round."""
-
-    number: int
-    read: int  # bytes
-    new: int  # bytes that the store did not have: all, or the changes since the round before
-    stored: int  # bytes written to the store for them
-    seconds: float  # until everything was durable
-
-    def to_dict(self) -> dict[str, Any]:
-        """Keys as in the command line's contract."""
-        return {
-            "round": self.number,
-            "read": self.read,
-            "new": self.new,
-            "seconds": round(self.seconds, 3),
-        }
 
 
 def precopy(

@@ -136,8 +136,7 @@ def dump(
         if delivery is None:
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
-            _store_ahead(job, parts, destination, commit)
-            short.prepare(destination.writer)
+            _store_ahead(job, parts, destination, commit, short)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
             freeze.run(commit.images_complete)
@@ -229,15 +228,21 @@ def _warn_name(
         subject.warn_superseded(job.config, job.reporter, dumped.former)
 
 
-def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
-    """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds
-    (pre-copy).
+def _store_ahead(
+    job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit, short: ShortFreeze
+) -> None:
+    """Store what does not change, or rarely, while the tree runs: programs, and memory in
+    rounds.
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    tracked = short.prepare(destination.writer)
     if job.request.precopy:
-        from .precopy import precopy  # of few dumps
+        if tracked:
+            commit.rounds = short.rounds
+        else:
+            from .precopy import precopy  # of few dumps
 
-        commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)
+            commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)
         if destination.delivery is not None:
             destination.writer.hurry()
 

@@ -28,9 +28,10 @@ from contextlib import suppress
 from itertools import pairwise
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.buffers import PageBuffer
-from ..checkpoint.writer import CheckpointWriter
+from ..checkpoint.writer import CheckpointWriter, WriterStats
 from ..criu.memory_ahead import Cut, cut, joined
 from ..criu.pages import PAGE, WINDOW, ImageKey
 from ..errors import CriuctlError, NoSuchProcess
@@ -39,11 +40,12 @@ from ..proc.mappings import Mapping, each_mapping
 from ..proc.memory import Run, TaskMemory
 from ..proc.tree import Process, ProcessIdentity, read_tree
 from ..report import Reporter
+from .rounds import Round
 
 LEAST = WINDOW  # bytes of a mapping that is tracked
 _SETTLE = 0.01  # seconds for calls that write to another process's memory to end
 _PATIENCE = 0.5  # seconds for direct I/O to end
-_ROUNDS = 6
+_ROUNDS = 8
 _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
 _SHRINK = 0.7
@@ -99,13 +101,6 @@ class Task(Struct, eq=False):
                 self.unread.append((start, end))
 
 
-class Round(Struct, frozen=True):
-    """What one round has read, in bytes, and its seconds."""
-
-    read: int
-    seconds: float
-
-
 class TrackedMemory:
     """The tracked memory of one tree, from the first round to its assembly; `close` it."""
 
@@ -129,21 +124,36 @@ class TrackedMemory:
 
     # -- while the tree runs -----------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Read the tree's memory in rounds, until little is left to read."""
+    def prepare(self, *, step: str = "track", durable: bool = False) -> None:
+        """Read the tree's memory in rounds, until little is left to read.
+
+        `step`: the name of a round in reports. With `durable` each round waits until all is in the
+        store, and the compression is adapted to its speed.
+        """
         try:
             self._register()
         except OSError as error:  # no process for it could be started
             self.refused[self._root] = str(error)
         deadline = time.monotonic() + _SECONDS
         while self.tasks and not self._enough() and time.monotonic() < deadline:
-            began = time.monotonic()
+            began, before = time.monotonic(), replace(self._writer.stats)
             size = self._round(first=not self.rounds)
-            if not self.rounds:
+            if durable or not self.rounds:
                 self._writer.flush()  # else it would compete with the freeze
-            self.rounds.append(Round(size, time.monotonic() - began))
-            self._reporter.step("track", round=len(self.rounds), read=size)
+            self.rounds.append(self._measured(size, before, time.monotonic() - began))
+            made = self.rounds[-1]
+            self._reporter.step(step, round=made.number, read=made.read, changed=made.new)
+            if durable:
+                self._writer.adapt(before)
         self._writer.wait_hashed()
+
+    def _measured(self, size: int, before: WriterStats, seconds: float) -> Round:
+        after = self._writer.stats
+        new, stored = (
+            after.bytes_new - before.bytes_new,
+            after.bytes_stored - before.bytes_stored,
+        )
+        return Round(len(self.rounds) + 1, size, new, stored, seconds)
 
     def _enough(self) -> bool:
         if not self.rounds:

@@ -37,7 +37,8 @@ MIB = 1 << 20
 FIRST, _, COUNT = os.environ.get("CRIUCTL_TEST_HOSTILE", "1:3").partition(":")
 ON = {"CRIUCTL_TRACK_WRITES_MIB": "1"}
 
-# Saves the private anonymous memory of a frozen tree: a header for each mapping, then its bytes.
+# Saves the private memory of a frozen tree: a header for each mapping, then its bytes. Of a mapping
+# of a file only pages that were written to are stored.
 SAVE = """
 import json, os, re, struct, sys
 for pid in json.load(sys.stdin)["processes"]:
@@ -50,11 +51,13 @@ for pid in json.load(sys.stdin)["processes"]:
     with open(f"/proc/{pid}/maps") as maps, open(f"FOLDER/{inside}", "wb") as out:
         for line in maps:
             words = line.split()
-            if words[4] == "0" and words[1][3] == "p" and (
+            anonymous = words[4] == "0" and (
                 len(words) == 5 or words[5] in ("[heap]", "[stack]") or words[5][:6] == "[anon:"
-            ):
+            )
+            memfd = len(words) > 5 and words[5].startswith("/memfd:")
+            if words[1][3] == "p" and (anonymous or memfd):
                 start, end = (int(word, 16) for word in words[0].split("-"))
-                out.write(struct.pack("=QQ", start, end))
+                out.write(struct.pack("=QQQ", start, end, anonymous))
                 at = start
                 while at < end:
                     piece = os.pread(memory, min(end - at, 1 << 20), at)
@@ -101,13 +104,12 @@ def _compared(path: Path, pages: dict[int, memoryview]) -> list[str]:
     found: list[str] = []
     nothing = bytes(PAGE)
     with path.open("rb") as file:
-        while header := file.read(16):
-            start, end = struct.unpack("=QQ", header)
-            found += [
-                f"{at:#x} in {start:#x}-{end:#x}, stored: {at in pages}"
-                for at in range(start, end, PAGE)
-                if file.read(PAGE) != pages.get(at, nothing)
-            ]
+        while header := file.read(24):
+            start, end, anonymous = struct.unpack("=QQQ", header)
+            for at in range(start, end, PAGE):
+                page = file.read(PAGE)
+                if page != pages.get(at, nothing if anonymous else page):
+                    found.append(f"{at:#x} in {start:#x}-{end:#x}, stored: {at in pages}")
     return found
 
 
