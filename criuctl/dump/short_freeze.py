@@ -15,12 +15,15 @@ from msgspec.structs import replace
 
 from ..checkpoint.buffers import PageBuffer
 from ..checkpoint.manifest import Manifest
+from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.pages import PAGE, ImageKey, PageImage, PageSink
 from ..criu.scan_hook import ScanHook
 from ..proc import written_pages
 from ..proc.tree import Process
+from ..tracking import keeping
 from ..tracking.assembly import Sent, assemble
+from ..tracking.base import Base, kept_of
 from ..tracking.memory import TrackedMemory
 from ..tracking.rounds import Round
 from .checks.scene import Scene
@@ -74,7 +77,7 @@ class ShortFreeze(Struct, eq=False):
         if self.scans is not None:
             self.scans.close()
 
-    def prepare(self, writer: CheckpointWriter) -> bool:
+    def prepare(self, writer: CheckpointWriter, repository: Repository) -> bool:
         """Read and store memory while the tree runs; return whether any could be tracked."""
         if self.scans is None:
             return False
@@ -82,10 +85,32 @@ class ShortFreeze(Struct, eq=False):
             self.why = "the store takes no pages apart from their windows"
             return False
         self._sent = Sent(writer)
-        self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter)
+        base = self._base(repository)
+        self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter, base)
         ahead = self.job.request.precopy
         self.memory.prepare(step="precopy" if ahead else "track", durable=ahead)
+        if base is not None:
+            base.close()
         return self.tracks
+
+    def _base(self, repository: Repository) -> Base | None:
+        """Return what the snapshot before has left of this tree."""
+        kept = keeping.take(self.job.config, self.job.root)
+        if kept is None:
+            return None
+        here = kept.repository == repository.id
+        return Base(kept, repository.reader(self.job.reporter) if here else None)
+
+    def leave(self, manifest: Manifest, repository: Repository) -> None:
+        """Leave the tracking to the next snapshot, now that this one exists."""
+        if not (self._keeps() and self.memory is not None and self._sent is not None):
+            return
+        given = self.memory.hand_over()
+        keeping.leave(self.job.config, self.job.root, kept_of(manifest, repository.id, given))
+
+    def _keeps(self) -> bool:
+        request = self.job.request
+        return request.leave_running and request.keep_tracking and written_pages.forgets_moved()
 
     def sink(self, writer: CheckpointWriter) -> PageSink[PageBuffer]:
         """Return what takes CRIU's pages."""
@@ -134,7 +159,8 @@ class ShortFreeze(Struct, eq=False):
         `memory`: what CRIU has sent; `folder`: its images.
         """
         if self.memory is not None and self._sent is not None and self._sent.keys:
-            if self.job.request.leave_running:  # a tree that ends need not wait for that
+            # a tree that ends need not wait for that
+            if self.job.request.leave_running and not self._keeps():
                 self.memory.stop()
             images = {image.key: image for image in memory}
             whole = [
@@ -165,6 +191,7 @@ class ShortFreeze(Struct, eq=False):
             "rounds": len(self.memory.rounds),
             "read_ahead": ahead,
             "read_frozen": self.memory.dirty,
+            "known": self.memory.known,
             "pages": {
                 "read_running": ahead // PAGE,
                 "read_frozen": self.memory.dirty // PAGE + sent,

@@ -143,6 +143,7 @@ def dump(
             if request.leave_running:
                 commit.store_running()
             manifest = commit.stored_manifest()
+            short.leave(manifest, destination.repository)
         except BaseException as error:
             manifest = ending.settle_failure(error, job, parts, freeze, commit)
         # The checkpoint exists: nothing that fails from here on is a failed dump.
@@ -235,7 +236,7 @@ def _store_ahead(
     rounds.
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
-    tracked = short.prepare(destination.writer)
+    tracked = short.prepare(destination.writer, destination.repository)
     if job.request.precopy:
         if tracked:
             commit.rounds = short.rounds
