@@ -58,7 +58,7 @@ class Sent(Struct, eq=False):
             return
         number = self.writer.loose(buffer, start, end)
         pages = (end - start) // PAGE
-        self.numbers.setdefault(key, array("Q")).extend(range(number, number + pages))
+        self.numbers.setdefault(key, array("q")).extend(range(number, number + pages))
 
 
 class _Piece(Struct):
@@ -78,7 +78,7 @@ def assemble(
     """
     pieces = [*_of_criu(image, sent), *_of_rounds(task, _locked(folder, task.inside))]
     pieces.sort(key=lambda piece: piece.start)
-    whole, numbers, last = PageImage(image.key), array("Q"), 0
+    whole, numbers, last = PageImage(image.key), array("q"), 0
     for piece in pieces:
         if piece.start < last:
             raise DumpFailed(

@@ -14,7 +14,8 @@ from ..proc.tree import ProcessIdentity
 
 Range = tuple[int, int]
 _PAGES = WINDOW // PAGE
-_NOTHING = array("Q", bytes(_PAGES * 8))
+_UNKNOWN = -1
+_NOTHING = array("q", [_UNKNOWN]) * _PAGES
 
 
 class Task(Struct, eq=False):
@@ -27,7 +28,7 @@ class Task(Struct, eq=False):
     ranges: list[Range]  # registered, ascending
     # what is not written to since an earlier checkpoint, is as it is stored there
     based: bool = False
-    # number of a window -> 1 + number of each of its loose pages; 0: not known
+    # number of a window -> number of each of its loose pages; -1: not known
     read: dict[int, array[int]] = field(default_factory=dict)
     # of the frozen process: pages with contents, ascending, and the number of the first one if
     # they were read only now
@@ -61,10 +62,10 @@ class Task(Struct, eq=False):
         for start, end in pieces:
             pages = (end - start) // PAGE
             first = (start - base) // PAGE
-            numbers[first : first + pages] = array(
-                "Q", range(number + 1, number + 1 + pages) if number >= 0 else [0] * pages
-            )
-            if number >= 0:
+            if number == _UNKNOWN:
+                numbers[first : first + pages] = _NOTHING[:pages]
+            else:
+                numbers[first : first + pages] = array("q", range(number, number + pages))
                 number += pages
 
     def note_run(self, start: int, pages: int, number: int) -> None:
@@ -75,7 +76,7 @@ class Task(Struct, eq=False):
 
     def whole(self, window: int) -> bool:
         """Return whether all known pages of a window follow each other in what is stored."""
-        known = [number for number in self.read.get(window, ()) if number]
+        known = [number for number in self.read.get(window, ()) if number != _UNKNOWN]
         return not known or known[-1] - known[0] == len(known) - 1
 
     def known(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
@@ -83,7 +84,7 @@ class Task(Struct, eq=False):
         parts: list[tuple[int, int, bool]] = []
         for low, high in _windows(start, end):
             numbers = self._slice(low, high)
-            runs = [(low, high, True)] if 0 not in numbers else list(_divided(low, numbers))
+            runs = [(low, high, True)] if _UNKNOWN not in numbers else list(_divided(low, numbers))
             for part in runs:
                 if parts and parts[-1][2] == part[2]:
                     parts[-1] = (parts[-1][0], part[1], part[2])
@@ -93,9 +94,9 @@ class Task(Struct, eq=False):
 
     def numbers(self, start: int, end: int) -> Sequence[int]:
         """Return the numbers of the loose pages of a range that is known."""
-        found: array[int] = array("Q")
+        found: array[int] = array("q")
         for low, high in _windows(start, end):
-            found.extend(number - 1 for number in self._slice(low, high))
+            found.extend(self._slice(low, high))
         return found
 
     def _slice(self, start: int, end: int) -> array[int]:
@@ -114,4 +115,4 @@ def _windows(start: int, end: int) -> Iterator[Range]:
 
 def _divided(start: int, numbers: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
     for place, number in enumerate(numbers):
-        yield start + place * PAGE, start + (place + 1) * PAGE, number != 0
+        yield start + place * PAGE, start + (place + 1) * PAGE, number != _UNKNOWN

@@ -1,7 +1,8 @@
 """Short freezes: what is stored of a tree whose memory was read while it ran is its memory of the
 moment of the freeze, byte by byte.
 
-``CRIUCTL_TEST_HOSTILE=500:40`` tries forty other hostile programs from seed 500 on.
+``CRIUCTL_TEST_HOSTILE=500:40`` tries forty other hostile programs from seed 500 on, with
+``CRIUCTL_TEST_SNAPSHOTS`` of each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -35,6 +37,7 @@ pytestmark = [
 ]
 MIB = 1 << 20
 FIRST, _, COUNT = os.environ.get("CRIUCTL_TEST_HOSTILE", "1:3").partition(":")
+SNAPSHOTS = int(os.environ.get("CRIUCTL_TEST_SNAPSHOTS", "2"))
 ON = {"CRIUCTL_TRACK_WRITES_MIB": "1"}
 
 # Saves the private memory of a frozen tree: a header for each mapping, then its bytes. Of a mapping
@@ -120,28 +123,53 @@ def record(criuctl: Criuctl, report: dict[str, Any]) -> dict[str, Any]:
     return memory
 
 
+def registered(pid: int) -> list[str]:
+    """Its mappings whose writes are tracked."""
+    flags = re.findall(r"^VmFlags:(.*)$", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
+    return [line for line in flags if " uw" in line]
+
+
+def keeper_of(home: Home) -> int:
+    """The PID of the only keeper with a socket in this home."""
+    (path,) = (home.run / "tracking").iterdir()
+    found = [
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdecimal() and str(path).encode() in argv_of(process)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def argv_of(process: Path) -> list[bytes]:
+    """Its arguments; none if it has ended."""
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 @pytest.mark.parametrize("seed", range(int(FIRST), int(FIRST) + int(COUNT or 1)))
 def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
     zoo: Zoo, criuctl: Criuctl, saved: Path, seed: int
 ) -> None:
-    animal = zoo.launch("hostile_memory.py", str(seed), "96", quiet=False)
-    report = criuctl(
-        *("dump", animal.pid, "--leave-running"),
-        env=ON | {"CRIUCTL_HOOK_TIMEOUT_FROZEN": "60"},
-    )
-    assert animal.alive()
-    turns = animal.ask()["turns"]
-    assert wait_until(lambda: animal.ask()["turns"] > turns, 60, "it runs on")
-    how = record(criuctl, report)
-    assert differing(saved, criuctl, report["checkpoint"]) == [], how
-    assert how["way"] == "tracked", how
+    animal = zoo.launch("hostile_memory.py", str(seed), "64", quiet=False)
+    for _ in range(SNAPSHOTS):
+        (report,) = criuctl("snapshot", animal.pid, env=ON | {"CRIUCTL_HOOK_TIMEOUT_FROZEN": "60"})
+        assert animal.alive()
+        turns = animal.ask()["turns"]
+        assert wait_until(lambda: animal.ask()["turns"] > turns, 60, "it runs on")
+        how = record(criuctl, report)
+        assert differing(saved, criuctl, report["checkpoint"]) == [], how
+        assert how["way"] == "tracked", how
+        for path in saved.iterdir():
+            path.unlink()
+    assert how["known"] > 8 * MIB, how
     assert not [
         fd for fd in Path(f"/proc/{animal.pid}/fd").iterdir() if "userfaultfd" in os.readlink(fd)
     ]
-    flags = re.findall(
-        r"^VmFlags:(.*)$", Path(f"/proc/{animal.pid}/smaps").read_text(), re.MULTILINE
-    )
-    assert not [line for line in flags if " uw" in line]
+    os.kill(keeper_of(criuctl.home), signal.SIGKILL)
+    wait_until(lambda: not registered(animal.pid), 60, "nothing is left in the process")
 
 
 def test_what_was_tracked_comes_back(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
