@@ -26,6 +26,7 @@ from ..tracking.assembly import Sent, assemble
 from ..tracking.base import Base, kept_of
 from ..tracking.memory import TrackedMemory
 from ..tracking.rounds import Round
+from ..tracking.task import Range
 from .checks.scene import Scene
 from .job import DumpJob
 from .manifest_of_tree import with_memory
@@ -65,11 +66,6 @@ class ShortFreeze(Struct, eq=False):
         """Whether memory was read ahead."""
         return self.memory is not None and bool(self.memory.rounds)
 
-    @property
-    def rounds(self) -> list[Round]:
-        """The rounds in which memory was read while the tree ran."""
-        return self.memory.rounds if self.memory is not None else []
-
     def close(self) -> None:
         """End the tracking; nothing is left in the processes."""
         if self.memory is not None:
@@ -77,21 +73,30 @@ class ShortFreeze(Struct, eq=False):
         if self.scans is not None:
             self.scans.close()
 
-    def prepare(self, writer: CheckpointWriter, repository: Repository) -> bool:
-        """Read and store memory while the tree runs; return whether any could be tracked."""
+    def begin(self, writer: CheckpointWriter, repository: Repository) -> dict[int, list[Range]]:
+        """Begin to track the tree's writes; return of which memory, by our PIDs."""
         if self.scans is None:
-            return False
+            return {}
         if not writer.layered:
             self.why = "the store takes no pages apart from their windows"
-            return False
+            return {}
         self._sent = Sent(writer)
         base = self._base(repository)
-        self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter, base)
+        try:
+            self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter, base)
+            self.memory.begin()
+        finally:
+            if base is not None:
+                base.close()
+        return {pid: task.ranges for pid, task in self.memory.tasks.items()}
+
+    def read(self) -> list[Round]:
+        """Read and store the tracked memory while the tree runs; return the rounds."""
+        if self.memory is None:
+            return []
         ahead = self.job.request.precopy
-        self.memory.prepare(step="precopy" if ahead else "track", durable=ahead)
-        if base is not None:
-            base.close()
-        return self.tracks
+        self.memory.read(step="precopy" if ahead else "track", durable=ahead)
+        return self.memory.rounds
 
     def _base(self, repository: Repository) -> Base | None:
         """Return what the snapshot before has left of this tree."""

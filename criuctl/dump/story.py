@@ -143,12 +143,12 @@ def dump(
             if request.leave_running:
                 commit.store_running()
             manifest = commit.stored_manifest()
-            short.leave(manifest, destination.repository)
         except BaseException as error:
             manifest = ending.settle_failure(error, job, parts, freeze, commit)
         # The checkpoint exists: nothing that fails from here on is a failed dump.
         after.begins(hooks)
         ending.finish(job, registry, parts, freeze, commit, after, manifest)
+        short.leave(manifest, destination.repository)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
@@ -236,16 +236,17 @@ def _store_ahead(
     rounds.
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
-    tracked = short.prepare(destination.writer, destination.repository)
+    tracked = short.begin(destination.writer, destination.repository)
     if job.request.precopy:
-        if tracked:
-            commit.rounds = short.rounds
-        else:
-            from .precopy import precopy  # of few dumps
+        from .precopy import precopy  # of few dumps
 
-            commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)
+        rounds = precopy(destination.writer, job.root.pid, job.reporter, without=tracked)
+        rounds += short.read()
+        commit.rounds = [replace(made, number=n) for n, made in enumerate(rounds, 1)]
         if destination.delivery is not None:
             destination.writer.hurry()
+    else:
+        short.read()
 
 
 def _take_devices(job: DumpJob, parts: TreeParts, stack: ExitStack) -> None:

@@ -26,7 +26,8 @@ class Base(Struct, eq=False):
     """What an earlier snapshot has left; `close` it."""
 
     kept: Kept
-    reader: CheckpointReader | None  # of the repository that has that checkpoint; None: not this one
+    # of the repository that has that checkpoint; None: it is another one
+    reader: CheckpointReader | None
 
     def close(self) -> None:
         """End the tracking of processes that was not continued."""
@@ -68,9 +69,7 @@ class Base(Struct, eq=False):
         return next((task for task in self.kept.tasks if task.identity == identity), None)
 
 
-def kept_of(
-    manifest: Manifest, repository: str, given: Mapping[int, tuple[Task, int]]
-) -> Kept:
+def kept_of(manifest: Manifest, repository: str, given: Mapping[int, tuple[Task, int]]) -> Kept:
     """Return what is to be left of these tasks, whose memory is in this checkpoint."""
     images = {image.id: image for image in manifest.memory if image.kind == "task"}
     tasks = []

@@ -38,7 +38,10 @@ def _credible(connection: socket.socket) -> bool:
 
 
 def _answer(
-    connection: socket.socket, record: dict[str, object], living: list[tuple[object, int]], path: str
+    connection: socket.socket,
+    record: dict[str, object],
+    living: list[tuple[object, int]],
+    path: str,
 ) -> bool:
     """Answer one client; return whether it has taken everything."""
     connection.settimeout(_PATIENCE)
@@ -64,8 +67,8 @@ def main() -> int:
         return 0
     os.setsid()
     os.chdir("/")
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(signal_number, signal.SIG_IGN)
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)

@@ -159,16 +159,15 @@ def take(config: Config, root: ProcessIdentity) -> Kept | None:
 
 def tracked(config: Config, root: ProcessIdentity) -> bool:
     """Return whether the writes of this tree are tracked between its snapshots."""
-    with suppress(OSError, CriuctlError, ValueError, KeyError, TypeError):
+    try:
         with _asked(config, root, b"?") as connection:
             return connection is not None and bool(_record(connection).tasks)
-    return False
+    except (OSError, CriuctlError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextmanager
-def _asked(
-    config: Config, root: ProcessIdentity, wish: bytes
-) -> Iterator[socket.socket | None]:
+def _asked(config: Config, root: ProcessIdentity, wish: bytes) -> Iterator[socket.socket | None]:
     """Yield a connection to the tree's keeper, which was asked for this; None if there is none."""
     path = _path(config, root)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

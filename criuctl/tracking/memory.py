@@ -33,7 +33,8 @@ from ..criu.memory_ahead import Cut, cut, joined
 from ..criu.pages import WINDOW
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import userfault, written_pages
-from ..proc.mappings import Mapping, each_mapping
+from ..proc.mappings import Mapping as Mapped
+from ..proc.mappings import each_mapping
 from ..proc.memory import Run, TaskMemory
 from ..proc.tree import Process, read_tree
 from ..report import Reporter
@@ -49,6 +50,7 @@ _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
 _SHRINK = 0.7
 _SCATTERED = WINDOW // 4  # a smaller part of a window shares a chunk with others
+
 
 class TrackedMemory:
     """The tracked memory of one tree, from the first round to its assembly; `close` it."""
@@ -92,16 +94,22 @@ class TrackedMemory:
 
     # -- while the tree runs -----------------------------------------------------------------------
 
-    def prepare(self, *, step: str = "track", durable: bool = False) -> None:
+    def begin(self) -> None:
+        """Begin to track the tree's processes."""
+        try:
+            self._register()
+        except OSError as error:  # no process for it could be started
+            self.refused[self._root] = str(error)
+        for pid in list(self.tasks):
+            if why := _pinned(pid):
+                self._leave(pid, why)
+
+    def read(self, *, step: str = "track", durable: bool = False) -> None:
         """Read the tree's memory in rounds, until little is left to read.
 
         `step`: the name of a round in reports. With `durable` each round waits until all is in the
         store, and the compression is adapted to its speed.
         """
-        try:
-            self._register()
-        except OSError as error:  # no process for it could be started
-            self.refused[self._root] = str(error)
         deadline = time.monotonic() + _SECONDS
         while self.tasks and not self._enough() and time.monotonic() < deadline:
             began, before = time.monotonic(), replace(self._writer.stats)
@@ -299,7 +307,7 @@ class TrackedMemory:
                 self._writer.release(buffer)
 
 
-def _trackable(mapping: Mapping) -> bool:
+def _trackable(mapping: Mapped) -> bool:
     """Return whether it is private anonymous memory without code, and nothing special."""
     return (
         not mapping.inode

@@ -158,7 +158,7 @@ def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
         (report,) = criuctl("snapshot", animal.pid, env=ON | {"CRIUCTL_HOOK_TIMEOUT_FROZEN": "60"})
         assert animal.alive()
         turns = animal.ask()["turns"]
-        assert wait_until(lambda: animal.ask()["turns"] > turns, 60, "it runs on")
+        wait_until(lambda turns=turns: animal.ask()["turns"] > turns, 60, "it runs on")
         how = record(criuctl, report)
         assert differing(saved, criuctl, report["checkpoint"]) == [], how
         assert how["way"] == "tracked", how
