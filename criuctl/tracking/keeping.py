@@ -28,7 +28,6 @@ from ..host.registry import run_folder
 from ..proc import command
 from ..proc.procfs import open_pidfd
 from ..proc.tree import ProcessIdentity
-from ..session.launch.daemon import scope
 from . import keeper
 
 _FOLDER = "tracking"
@@ -84,23 +83,28 @@ def leave(config: Config, root: ProcessIdentity, kept: Kept) -> bool:
     """Leave the tracking with a keeper, which has the only descriptors then; return whether that
     succeeded.
     """
-    if not 0 < len(kept.tasks) <= _MOST:
-        return False
     path = _path(config, root, make=True)
     with ExitStack() as stack:
+        stack.callback(kept.close)
         try:
-            pidfds = []
-            for task in kept.tasks:
-                pidfds.append(open_pidfd(task.identity.pid))
-                stack.callback(os.close, pidfds[-1])
-                if not task.identity.alive():
-                    return False
+            pidfds, living = [], []
+            for task in kept.tasks[:_MOST]:
+                try:
+                    pidfd = open_pidfd(task.identity.pid)
+                except CriuctlError:  # it has ended
+                    continue
+                stack.callback(os.close, pidfd)
+                if task.identity.alive():
+                    pidfds.append(pidfd)
+                    living.append(task)
+            if not living:
+                return False
             record = os.memfd_create("criuctl-tracking", os.MFD_CLOEXEC)
             stack.callback(os.close, record)
             value = {
                 "repository": kept.repository,
                 "checkpoint": kept.checkpoint,
-                "tasks": [task.to_dict() for task in kept.tasks],
+                "tasks": [task.to_dict() for task in living],
             }
             os.pwrite(record, json.dumps(value).encode(), 0)
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -109,19 +113,19 @@ def leave(config: Config, root: ProcessIdentity, kept: Kept) -> bool:
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(4)
-            _start(path, listener.fileno(), record, kept.tasks, pidfds)
+            _start(path, listener.fileno(), record, living, pidfds)
         except (OSError, CriuctlError):
             with suppress(OSError):
                 path.unlink()
             return False
-        finally:
-            kept.close()
     return True
 
 
 def _start(
     path: Path, listener: int, record: int, tasks: Sequence[KeptTask], pidfds: Sequence[int]
 ) -> None:
+    from ..session.launch.daemon import scope  # slow to import, and only needed here
+
     words = [str(listener), str(record), str(SECONDS), str(path)]
     words += [f"{task.uffd}:{pidfd}" for task, pidfd in zip(tasks, pidfds, strict=True)]
     argv = [*scope("tracking"), sys.executable, "-I", "-S", keeper.__file__, *words]

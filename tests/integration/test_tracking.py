@@ -8,7 +8,6 @@ moment of the freeze, byte by byte.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import struct
@@ -20,6 +19,7 @@ import pytest
 from support.command import Criuctl, Home
 from support.hooking import HookFolder
 from support.keeper import wait_until
+from support.tracking import keepers, registered
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -123,32 +123,6 @@ def record(criuctl: Criuctl, report: dict[str, Any]) -> dict[str, Any]:
     return memory
 
 
-def registered(pid: int) -> list[str]:
-    """Its mappings whose writes are tracked."""
-    flags = re.findall(r"^VmFlags:(.*)$", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
-    return [line for line in flags if " uw" in line]
-
-
-def keeper_of(home: Home) -> int:
-    """The PID of the only keeper with a socket in this home."""
-    (path,) = (home.run / "tracking").iterdir()
-    found = [
-        int(process.name)
-        for process in Path("/proc").iterdir()
-        if process.name.isdecimal() and str(path).encode() in argv_of(process)
-    ]
-    assert len(found) == 1
-    return found[0]
-
-
-def argv_of(process: Path) -> list[bytes]:
-    """Its arguments; none if it has ended."""
-    try:
-        return (process / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 @pytest.mark.parametrize("seed", range(int(FIRST), int(FIRST) + int(COUNT or 1)))
 def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
     zoo: Zoo, criuctl: Criuctl, saved: Path, seed: int
@@ -168,7 +142,8 @@ def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
     assert not [
         fd for fd in Path(f"/proc/{animal.pid}/fd").iterdir() if "userfaultfd" in os.readlink(fd)
     ]
-    os.kill(keeper_of(criuctl.home), signal.SIGKILL)
+    (keeper,) = keepers(criuctl.home)
+    os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: not registered(animal.pid), 60, "nothing is left in the process")
 
 
