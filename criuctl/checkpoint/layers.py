@@ -29,13 +29,13 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from .buffers import PageBuffer
-from .chunks import CHUNK_ENTRY, PAGE, WINDOW
+from .chunks import CHUNK_ENTRY, PAGE, WINDOW, Extent
 
 _DIGEST = 16  # bytes
 _NONCE = bytes(12)
@@ -193,6 +193,16 @@ class Layers:
         return Settled(
             [self._put(content[at : at + PAGE]) for at in range(0, len(content), PAGE)], b""
         )
+
+    def stored(self, parts: Iterable[Extent]) -> Iterator[range]:
+        """Yield the places of pages that are in chunks of older checkpoints."""
+        chunks: dict[bytes, Chunk] = {}
+        for name, size, skip, length in parts:
+            chunk = chunks.get(name)
+            if chunk is None:
+                chunk = chunks[name] = self._new_chunk(name, size)
+            first = chunk.number << _PAGE_BITS | skip // PAGE
+            yield range(first, first + length // PAGE)
 
     def end_patch(self) -> None:
         """Store the patch as it is."""

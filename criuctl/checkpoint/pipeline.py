@@ -35,7 +35,7 @@ from .codec import Compressor, Sealer
 from .index import Index
 from .layers import At, Chunk, Composition, Layers
 from .packs import PackBuilder, PackIndex, object_name
-from .streams import Stream, Together, WriterStats
+from .streams import Stored, Stream, Together, WriterStats
 
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
@@ -88,9 +88,9 @@ class Pipeline:
         self._compact: PageBuffer | None = None
         self._compact_fill = 0
         self._layers: Layers | None = None  # set once memory was sent ahead
-        self._windows: SimpleQueue[Sequence[Window] | threading.Event | Together | None] = (
-            SimpleQueue()
-        )
+        self._windows: SimpleQueue[
+            Sequence[Window] | threading.Event | Together | Stored | None
+        ] = SimpleQueue()
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._full: SimpleQueue[tuple[PackBuilder, PageBuffer] | None] = SimpleQueue()
         self._state = threading.Condition(threading.Lock())  # guards the following attributes
@@ -151,6 +151,17 @@ class Pipeline:
         self._windows.put(together)
         together.done.wait()
         self.check()
+
+    def take_over(self, stored: Stored) -> bool:
+        """Make loose pages of what older checkpoints have stored; return whether the store has all
+        of it, else nothing has changed.
+        """
+        self.check()
+        self.start()
+        self._windows.put(stored)
+        stored.done.wait()
+        self.check()
+        return stored.found
 
     def flush(self) -> None:
         """Wait until everything handed over so far is durable in the store."""
@@ -231,19 +242,27 @@ class Pipeline:
 
     def _hash(self) -> None:
         while (batch := self._windows.get()) is not None:
-            if isinstance(batch, threading.Event | Together):
+            if isinstance(batch, threading.Event | Together | Stored):
                 try:
-                    if self._layers is not None and self._error is None:
-                        self._layers.end_patch()
-                    self._end_compact()
-                    if isinstance(batch, Together) and self._error is None:
-                        self._put_together(batch)
+                    if self._error is None:
+                        self._between(batch)
                 except BaseException as error:  # recorded before waiting callers go on
                     self.fail(error)
                 finally:
-                    (batch.done if isinstance(batch, Together) else batch).set()
+                    (batch if isinstance(batch, threading.Event) else batch.done).set()
             elif self._error is None:
                 self._hash_batch(batch)
+
+    def _between(self, what: threading.Event | Together | Stored) -> None:
+        """Do what a caller waits for, behind all windows so far."""
+        if isinstance(what, Stored):
+            self._take_over(what)
+            return
+        if self._layers is not None:
+            self._layers.end_patch()
+        self._end_compact()
+        if isinstance(what, Together):
+            self._put_together(what)
 
     def _hash_batch(self, batch: Sequence[Window]) -> None:
         """Name the windows by their hashes, and give the workers those that the store lacks."""
@@ -310,6 +329,19 @@ class Pipeline:
         for window in together.windows:
             used.update(made.add([places[number] for number in window]))
         self.stats.bytes_unused -= sum(self._ahead.pop(chunk, 0) for chunk in used)
+
+    def _take_over(self, stored: Stored) -> None:
+        sizes = {part.chunk: part.size for part in stored.parts}
+        places = self._index.find(list(sizes))
+        layers, loose = self._layers_of(stored.stream), stored.stream.loose
+        assert layers is not None and loose is not None
+        if any(chunk not in places or places[chunk].plain != sizes[chunk] for chunk in sizes):
+            return
+        self._seen.update(sizes)
+        self.referenced.update({place.pack: place.pack_size for place in places.values()})
+        for run in layers.stored(stored.parts):
+            loose.extend(run)
+        stored.found = True
 
     def _unknown(self, sizes: dict[bytes, int], kept: Collection[bytes]) -> set[bytes]:
         """Return those of these chunks that must be stored now; `kept` are those that a kept stream

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
+from .chunks import Extent
 from .layers import Composition
 
 
@@ -32,6 +33,15 @@ class Together(Struct):
 
     stream: Stream
     windows: Sequence[Sequence[int]]  # numbers of loose pages
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Stored(Struct):
+    """Pages that older checkpoints have stored, to become loose pages as they are."""
+
+    stream: Stream
+    parts: Sequence[Extent]
+    found: bool = False  # the store has all of their chunks
     done: threading.Event = field(default_factory=threading.Event)
 
 

@@ -21,13 +21,22 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import CriuctlError
 from .buffers import BUFFER_SIZE, PageBuffer
-from .chunks import CHUNK_ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
+from .chunks import (
+    CHUNK_ENTRY,
+    FILE_PIECE,
+    INLINE_CHUNKS,
+    MAX_CHUNK,
+    PAGE,
+    WINDOW,
+    Extent,
+    StreamRef,
+)
 from .compression_level import fitting
 from .layers import At
 from .manifest import Manifest
 from .pipeline import Pipeline, Window
 from .publication import Publication
-from .streams import Stream, Together, WriterStats
+from .streams import Stored, Stream, Together, WriterStats
 from .summary import CheckpointSummary
 
 if TYPE_CHECKING:
@@ -194,6 +203,21 @@ class CheckpointWriter:
                 self._loose_pages + (end - start) // PAGE,
             )
             self._window(self._scattered if scattered else self._loose, buffer, start, end)
+        return number
+
+    def take_over(self, parts: Sequence[Extent]) -> int | None:
+        """Make loose pages of parts of streams that are stored already; return the number of the
+        first page, or None if the store lacks some of them.
+
+        Parts consist of whole pages.
+        """
+        with self._lock:
+            self._submit()
+            self._dirty = True
+            if not self._pipeline.take_over(Stored(self._loose, parts)):
+                return None
+            number = self._loose_pages
+            self._loose_pages += sum(part.length for part in parts) // PAGE
         return number
 
     def put_together(self, key: Hashable, windows: Sequence[Sequence[int]]) -> None:

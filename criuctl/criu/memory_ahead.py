@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -90,17 +91,25 @@ class Walk(Generic[B]):
     """One walk over the memory of a tree; `bytes` were read.
 
     `dirty_only` leaves out the windows of private memory that were not written to since the
-    previous walk. `going` is called now and then; when it returns False, the walk ends.
+    previous walk, `without` those of private memory of these processes. `going` is called now and
+    then; when it returns False, the walk ends.
     """
 
     def __init__(
-        self, sink: AheadSink[B], *, dirty_only: bool, track: bool, going: Callable[[], bool]
+        self,
+        sink: AheadSink[B],
+        *,
+        dirty_only: bool,
+        track: bool,
+        going: Callable[[], bool],
+        without: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
     ) -> None:
         self.bytes = 0
         self._sink = sink
         self._dirty_only = dirty_only
         self._track = track
         self._going = going
+        self._without = without
         self._objects: set[tuple[int, int]] = set()
         self._frames: set[int] | None = None
 
@@ -121,6 +130,8 @@ class Walk(Generic[B]):
             for m in found
             if not m.shared and m.path not in _KERNEL_AREAS and m.path not in _WHOLE
         ]
+        if left_out := self._without.get(pid):
+            private = [m for m in private if not _within(m, left_out)]
         with TaskMemory(pid) as memory:
             if self._track and not self._dirty_only:
                 memory.clear_dirty()
@@ -293,3 +304,7 @@ def _read(fd: int, target: memoryview, offset: int) -> None:
             target[done:] = bytes(len(target) - done)
             return
         done += count
+
+
+def _within(mapping: Mapped, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= mapping.start and mapping.end <= end for start, end in ranges)

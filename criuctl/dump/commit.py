@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from ..host import hook_facts, latest_checkpoints
 from ..host.latest_checkpoints import Latest
 from ..host.registry import Registry, boot_id
 from ..proc.tree import wait_ended
+from ..tracking.rounds import Round
 from .criu_failures import refuse_unrestorable
 from .destination import Destination
 from .freeze import Freeze
@@ -35,9 +35,6 @@ from .job import DumpJob
 from .manifest_of_tree import Taken, store_and_describe
 from .parts import TreeParts
 from .signals import ignore_signals
-
-if TYPE_CHECKING:
-    from .precopy import Round
 
 GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
@@ -88,8 +85,9 @@ class Commit(Struct, eq=False):
             self.freeze.give_back()
             self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
             return
+        described = self._with_tracked(self.manifest)
         self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
-        self.manifest = self._store(self._timed(self.manifest, self._frozen_ms))
+        self.manifest = self._store(self._timed(described, self._frozen_ms))
         if self.destination.delivery is not None:
             identities = [p.identity for p in self.freeze.seen.tree]
             self.destination.delivery.hand_over(self.manifest, identities)
@@ -133,15 +131,19 @@ class Commit(Struct, eq=False):
             devices.give_back()  # if a device is lost nevertheless, this checkpoint is needed
             if devices.taken_at:  # the program has waited since it was locked
                 exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
-        described = self.freeze.short.completed(
-            self.manifest,
+        described = self._with_tracked(self.manifest)
+        timed = self._timed(described, (exact or self._frozen_ms * 1000) / 1000)
+        self.manifest = self._store(replace(timed, timings=timed.timings | self._gpu_timings()))
+
+    def _with_tracked(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the memory that was not read by CRIU."""
+        return self.freeze.short.completed(
+            manifest,
             self._memory,
             self.freeze.folder,
             self.destination.writer,
             self.freeze.collected.own.result(),
         )
-        timed = self._timed(described, (exact or self._frozen_ms * 1000) / 1000)
-        self.manifest = self._store(replace(timed, timings=timed.timings | self._gpu_timings()))
 
     def _timed(self, manifest: Manifest, frozen_ms: float) -> Manifest:
         return replace(manifest, timings=dict(manifest.timings, frozen_ms=round(frozen_ms, 1)))

@@ -147,7 +147,8 @@ class Freeze(Struct, eq=False):
         frozen = time.monotonic() - self.seen.at if self.seen.tree else 0.0
         again = self.tries <= len(PAUSES) and frozen < LONG and not self.job.root.doomed()
         why = passing(error, self.tries) if again else ""
-        if not why and again and (why := self.short.give_up()):
+        # a CRIU that was killed has not undone what it did
+        if not why and again and error.undone and (why := self.short.give_up()):
             self.dumper.unfiltered()
         if not why:
             raise error

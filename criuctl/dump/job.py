@@ -22,6 +22,8 @@ class DumpRequest(Struct, frozen=True, kw_only=True):
     connections: str | None = None  # the policy for all of them; None: the configured rules
     drain: float = 0.0  # seconds to wait for connections to become idle
     precopy: bool = False
+    # writes are tracked until the next snapshot, which reads only what was written to
+    keep_tracking: bool = False
     carry_binaries: bool = False
     require: Sequence[str] = ()  # predicates that must hold, now and at a restore
     max_freeze: float | None = None  # seconds; 0: no bound; None: the configuration's

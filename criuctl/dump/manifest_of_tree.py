@@ -30,12 +30,12 @@ from ..proc.descriptors import Descriptor
 from ..proc.tree import Process
 from ..quoting import quoted
 from ..repairs import processor_affinity, thread_attributes
+from ..tracking.rounds import Round
 from . import criu_facts
 from .job import DumpJob
 
 if TYPE_CHECKING:
     from .devices import DumpedDevices
-    from .precopy import Round
 
 
 class DumpResult(Struct, frozen=True):
@@ -51,6 +51,7 @@ class DumpResult(Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
         m = self.manifest
+        memory = m.criu.get("memory", {})
         return {
             "checkpoint": m.id,
             "session": m.session.name,
@@ -59,6 +60,8 @@ class DumpResult(Struct, frozen=True):
             "store": self.store,
             "processes": len(m.processes),
             "frozen_ms": m.timings.get("frozen_ms"),
+            "tracking": "write-protect" if memory.get("way") == "tracked" else "none",
+            "pages": memory.get("pages", {"read_running": 0, "read_frozen": 0}),
             "total_ms": m.timings.get("total_ms"),
             "bytes": dict(m.bytes),
             "connections": [c.to_dict() for c in m.connections if not c.waits],

@@ -8,7 +8,8 @@ round cannot make a checkpoint wrong: what it stored is used if it equals what C
 is garbage (`WriterStats.bytes_unused`).
 
 Where the kernel has soft-dirty bits, later rounds read the windows that were written to; elsewhere
-they read and hash everything, and send on what changed.  Another round is worth it while the one
+they read and hash everything, and send on what changed.  Memory whose writes are tracked is left
+out: it is read in rounds of its own (`dump.short_freeze`).  Another round is worth it while the one
 before found more than the freeze may take (`Rules.target` seconds to store it at the rate seen so
 far), and as long as rounds shrink: more rounds do not help with a tree that writes faster than the
 store takes.  Between rounds the compression level is adjusted to the measured upload rate.
@@ -17,8 +18,8 @@ store takes.  Between rounds the compression level is adjusted to the measured u
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from ..errors import NoSuchProcess
 from ..proc.memory import soft_dirty
 from ..proc.tree import read_tree
 from ..report import Reporter
+from ..tracking.rounds import Round
 
 
 class Rules(Struct, frozen=True):
@@ -41,33 +43,19 @@ class Rules(Struct, frozen=True):
     shrink: float = 0.7
 
 
-class Round(Struct, frozen=True):
-    """The measured result of one round."""
-
-    number: int
-    read: int  # bytes
-    new: int  # bytes that the store did not have: all, or the changes since the round before
-    stored: int  # bytes written to the store for them
-    seconds: float  # until everything was durable
-
-    def to_dict(self) -> dict[str, Any]:
-        """Keys as in the command line's contract."""
-        return {
-            "round": self.number,
-            "read": self.read,
-            "new": self.new,
-            "seconds": round(self.seconds, 3),
-        }
-
-
 def precopy(
-    writer: CheckpointWriter, root: int, reporter: Reporter, *, rules: Rules | None = None
+    writer: CheckpointWriter,
+    root: int,
+    reporter: Reporter,
+    *,
+    rules: Rules | None = None,
+    without: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
 ) -> list[Round]:
     """Store the memory of the tree below `root`, in rounds; everything is durable when this
     returns.
 
-    A tree that ends meanwhile is no error here: the dump that follows reports it.  Raises what the
-    store raises.
+    `without`: by PID, private memory that is left out.  A tree that ends meanwhile is no error
+    here: the dump that follows reports it.  Raises what the store raises.
     """
     rules = rules or Rules()
     deadline = time.monotonic() + rules.seconds
@@ -81,6 +69,7 @@ def precopy(
             dirty_only=track and bool(rounds),
             track=track,
             going=lambda: time.monotonic() < deadline,
+            without=without,
         )
         try:
             walk.tree({p.pid: p.ns_pid for p in read_tree(root) if not p.zombie})

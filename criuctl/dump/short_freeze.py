@@ -15,13 +15,18 @@ from msgspec.structs import replace
 
 from ..checkpoint.buffers import PageBuffer
 from ..checkpoint.manifest import Manifest
+from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
-from ..criu.pages import ImageKey, PageImage, PageSink
+from ..criu.pages import PAGE, ImageKey, PageImage, PageSink
 from ..criu.scan_hook import ScanHook
 from ..proc import written_pages
 from ..proc.tree import Process
+from ..tracking import keeping
 from ..tracking.assembly import Sent, assemble
+from ..tracking.base import Base, kept_of
 from ..tracking.memory import TrackedMemory
+from ..tracking.rounds import Round
+from ..tracking.task import Range
 from .checks.scene import Scene
 from .job import DumpJob
 from .manifest_of_tree import with_memory
@@ -32,10 +37,6 @@ def prevented(job: DumpJob, scene: Scene) -> str:
     """Return why the freeze of this tree cannot be short, or need not be; "" if it can."""
     if not job.config.track_writes_mib:
         return "the configuration's track_writes_mib is 0"
-    if not job.request.leave_running:
-        return "the dump ends the tree"
-    if job.request.precopy:
-        return "pre-copy was asked for"
     if uses_devices(scene.opened):
         return "the tree uses a GPU"
     if sum(process.rss for process in scene.living) < job.config.track_writes_mib << 20:
@@ -72,16 +73,49 @@ class ShortFreeze(Struct, eq=False):
         if self.scans is not None:
             self.scans.close()
 
-    def prepare(self, writer: CheckpointWriter) -> None:
-        """Read and store memory while the tree runs."""
+    def begin(self, writer: CheckpointWriter, repository: Repository) -> dict[int, list[Range]]:
+        """Begin to track the tree's writes; return of which memory, by our PIDs."""
         if self.scans is None:
-            return
+            return {}
         if not writer.layered:
             self.why = "the store takes no pages apart from their windows"
-            return
+            return {}
         self._sent = Sent(writer)
-        self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter)
-        self.memory.prepare()
+        base = self._base(repository)
+        try:
+            self.memory = TrackedMemory(writer, self.job.root.pid, self.job.reporter, base)
+            self.memory.begin()
+        finally:
+            if base is not None:
+                base.close()
+        return {pid: task.ranges for pid, task in self.memory.tasks.items()}
+
+    def read(self) -> list[Round]:
+        """Read and store the tracked memory while the tree runs; return the rounds."""
+        if self.memory is None:
+            return []
+        ahead = self.job.request.precopy
+        self.memory.read(step="precopy" if ahead else "track", durable=ahead)
+        return self.memory.rounds
+
+    def _base(self, repository: Repository) -> Base | None:
+        """Return what the snapshot before has left of this tree."""
+        kept = keeping.take(self.job.config, self.job.root)
+        if kept is None:
+            return None
+        here = kept.repository == repository.id
+        return Base(kept, repository.reader(self.job.reporter) if here else None)
+
+    def leave(self, manifest: Manifest, repository: Repository) -> None:
+        """Leave the tracking to the next snapshot, now that this one exists."""
+        if not (self._keeps() and self.memory is not None and self._sent is not None):
+            return
+        given = self.memory.hand_over()
+        keeping.leave(self.job.config, self.job.root, kept_of(manifest, repository.id, given))
+
+    def _keeps(self) -> bool:
+        request = self.job.request
+        return request.leave_running and request.keep_tracking and written_pages.forgets_moved()
 
     def sink(self, writer: CheckpointWriter) -> PageSink[PageBuffer]:
         """Return what takes CRIU's pages."""
@@ -124,12 +158,15 @@ class ShortFreeze(Struct, eq=False):
         writer: CheckpointWriter,
         own: Mapping[int, Sequence[tuple[int, int]]],
     ) -> Manifest:
-        """Return the manifest with the memory of the processes that were tracked; the tree may run.
+        """Return the manifest with the memory of the processes that were tracked; the tree may run,
+        or be about to end.
 
         `memory`: what CRIU has sent; `folder`: its images.
         """
         if self.memory is not None and self._sent is not None and self._sent.keys:
-            self.memory.stop()
+            # a tree that ends need not wait for that
+            if self.job.request.leave_running and not self._keeps():
+                self.memory.stop()
             images = {image.key: image for image in memory}
             whole = [
                 assemble(
@@ -143,18 +180,27 @@ class ShortFreeze(Struct, eq=False):
                 if task.key in self._sent.keys
             ]
             manifest = with_memory(manifest, whole, writer, own)
-        return replace(manifest, criu=manifest.criu | {"memory": self.record()})
+        sent = sum(image.pages for image in memory)
+        return replace(manifest, criu=manifest.criu | {"memory": self.record(sent)})
 
-    def record(self) -> dict[str, Any]:
-        """Return how the memory was read, for the manifest."""
+    def record(self, sent: int) -> dict[str, Any]:
+        """Return how the memory was read, for the manifest; `sent`: pages that CRIU has sent."""
         keys: frozenset[ImageKey] = self._sent.keys if self._sent is not None else frozenset()
         if self.memory is None or not keys:
-            return {"way": "frozen", "why": self.why or self._refusals() or "nothing to track"}
+            why = self.why or self._refusals() or "nothing to track"
+            pages = {"read_running": 0, "read_frozen": sent}
+            return {"way": "frozen", "why": why, "pages": pages}
+        ahead = sum(one.read for one in self.memory.rounds)
         record: dict[str, Any] = {
             "way": "tracked",
             "rounds": len(self.memory.rounds),
-            "read_ahead": sum(one.read for one in self.memory.rounds),
+            "read_ahead": ahead,
             "read_frozen": self.memory.dirty,
+            "known": self.memory.known,
+            "pages": {
+                "read_running": ahead // PAGE,
+                "read_frozen": self.memory.dirty // PAGE + sent,
+            },
         }
         refusals = self._refusals()
         return record | ({"why": refusals} if refusals else {})

@@ -136,8 +136,7 @@ def dump(
         if delivery is None:
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
-            _store_ahead(job, parts, destination, commit)
-            short.prepare(destination.writer)
+            _store_ahead(job, parts, destination, commit, short)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
             freeze.run(commit.images_complete)
@@ -149,6 +148,7 @@ def dump(
         # The checkpoint exists: nothing that fails from here on is a failed dump.
         after.begins(hooks)
         ending.finish(job, registry, parts, freeze, commit, after, manifest)
+        short.leave(manifest, destination.repository)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
@@ -229,17 +229,24 @@ def _warn_name(
         subject.warn_superseded(job.config, job.reporter, dumped.former)
 
 
-def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
-    """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds
-    (pre-copy).
+def _store_ahead(
+    job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit, short: ShortFreeze
+) -> None:
+    """Store what does not change, or rarely, while the tree runs: programs, and memory in
+    rounds.
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    tracked = short.begin(destination.writer, destination.repository)
     if job.request.precopy:
         from .precopy import precopy  # of few dumps
 
-        commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)
+        rounds = precopy(destination.writer, job.root.pid, job.reporter, without=tracked)
+        rounds += short.read()
+        commit.rounds = [replace(made, number=n) for n, made in enumerate(rounds, 1)]
         if destination.delivery is not None:
             destination.writer.hurry()
+    else:
+        short.read()
 
 
 def _take_devices(job: DumpJob, parts: TreeParts, stack: ExitStack) -> None:

@@ -200,9 +200,16 @@ def _short_freezes(config: Config) -> str:
             "while all its memory is read"
         )
     return (
-        f"snapshots of trees of {config.track_writes_mib} MiB or more freeze them only while what "
-        "they wrote last is read"
+        f"trees of {config.track_writes_mib} MiB or more are frozen only while what they wrote "
+        f"last is read; {_kept_tracking()}"
     )
+
+
+def _kept_tracking() -> str:
+    """Say whether the tracking stays from one snapshot to the next one."""
+    if written_pages.forgets_moved():
+        return "the next snapshot reads only what was written to since"
+    return "each snapshot reads all memory once while the tree runs (before Linux 6.13)"
 
 
 def has_pidfd_getfd() -> bool:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import InvalidName, NotFound, NotHeld, SessionGone
+from ..errors import InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone
 from ..host.registry import Registry, SessionRecord
+from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
@@ -122,10 +124,17 @@ def describe(config: Config, name: str) -> dict[str, Any]:
 
 
 def status(config: Config, name: str) -> dict[str, Any]:
-    """Return `describe`, with the last checkpoint as an object: id, number, age_s, store."""
+    """Return `describe`, with the last checkpoint as an object: id, number, age_s, store; and
+    whether writes are tracked since then.
+    """
     from ..host import latest_checkpoints
+    from ..tracking import keeping
 
     body = describe(config, name)
+    body["tracking"] = "none"
+    with suppress(NoSuchProcess):  # it has just ended
+        if body["pid"] and keeping.tracked(config, ProcessIdentity.of(body["pid"])):
+            body["tracking"] = "write-protect"
     body["checkpoint"] = latest_checkpoints.described(
         config, name, body["id"], body.get("checkpoint") or None, time.time()
     )

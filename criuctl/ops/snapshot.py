@@ -83,7 +83,12 @@ def _dump(
     def work(reporter: Reporter) -> dict[str, Any]:
         labels = dict(subject.labels) if subject.tree else {}
         try:
-            request = DumpRequest(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
+            request = DumpRequest(
+                leave_running=leave_running,
+                labels=labels,
+                max_freeze=max_freeze,
+                keep_tracking=leave_running,
+            )
             result = dump(config, subject.name, request=request, reporter=reporter)
         except CriuctlError as error:
             # here, so that no other dump waits for its hooks

@@ -25,6 +25,7 @@ USER_MODE_ONLY = 1  # a userfaultfd that needs no privilege: faults of the kerne
 _IPC_RMID = 0
 _SEM_GETPID = 11
 _SPLICE_F_NONBLOCK = 2
+_MREMAP_MAYMOVE, _MREMAP_DONTUNMAP = 1, 4
 _MS_BIND = 0x1000
 _AT_EMPTY_PATH = 0x1000
 _MAX_HANDLE = 128  # bytes
@@ -256,6 +257,23 @@ def pinned(buffer: Readable) -> Iterator[int]:
         yield view.address or 0
     finally:
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+
+
+@contextmanager
+def moved(start: int, size: int) -> Iterator[int]:
+    """Move pages of ours to another address (mremap), and yield that; at their old place are new
+    ones of zeros. They are given back at the end of the block.
+    """
+    library = _c()
+    library.mremap.restype = ctypes.c_void_p
+    flags = _MREMAP_MAYMOVE | _MREMAP_DONTUNMAP
+    place = library.mremap(*map(ctypes.c_size_t, (start, size, size, flags, 0)))
+    if place in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "mremap")
+    try:
+        yield int(place)
+    finally:
+        library.munmap(ctypes.c_void_p(place), ctypes.c_size_t(size))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ protected. See `pins`.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from typing import NamedTuple
 
 from .descriptors import descriptors
 from .mappings import each_mapping
-from .memory import guards, scans
-from .syscalls import USER_MODE_ONLY, address_of, userfaultfd
+from .memory import PAGE, guards, scans
+from .syscalls import USER_MODE_ONLY, address_of, moved, userfaultfd
 
 _UFFDIO_API, _UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
 _API, _WP_ASYNC, _WP_UNPOPULATED = 0xAA, 1 << 15, 1 << 13
@@ -71,6 +72,33 @@ def supported() -> bool:
     finally:
         os.close(fd)
     return True
+
+
+@cache
+def forgets_moved() -> bool:
+    """Return whether memory that is moved (mremap) loses its protection, as since Linux 6.13.
+
+    Otherwise memory that is registered later may seem protected since before.
+    """
+    fd = userfaultfd(os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)
+    pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enable(fd)
+        with mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory[0] = 1
+            start = address_of(memory)
+            if not register(fd, start, start + PAGE) or not list(
+                protect(pagemap, start, start + PAGE)
+            ):
+                return False
+            with moved(start, PAGE) as place:
+                known = register(fd, place, place + PAGE)
+                return known and not any(area.clean for area in look(pagemap, place, place + PAGE))
+    except OSError:
+        return False
+    finally:
+        os.close(pagemap)
+        os.close(fd)
 
 
 def enable(fd: int) -> None:

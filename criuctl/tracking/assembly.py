@@ -20,13 +20,12 @@ from ..criu.pages import (
     PAGE,
     PE_LAZY,
     PE_PRESENT,
-    WINDOW,
     ImageKey,
     PageImage,
     window_sizes,
 )
 from ..errors import DumpFailed
-from .memory import Task
+from .task import Task
 
 _LOCKED = 0x2000  # MAP_LOCKED
 
@@ -59,7 +58,7 @@ class Sent(Struct, eq=False):
             return
         number = self.writer.loose(buffer, start, end)
         pages = (end - start) // PAGE
-        self.numbers.setdefault(key, array("Q")).extend(range(number, number + pages))
+        self.numbers.setdefault(key, array("q")).extend(range(number, number + pages))
 
 
 class _Piece(Struct):
@@ -79,7 +78,7 @@ def assemble(
     """
     pieces = [*_of_criu(image, sent), *_of_rounds(task, _locked(folder, task.inside))]
     pieces.sort(key=lambda piece: piece.start)
-    whole, numbers, last = PageImage(image.key), array("Q"), 0
+    whole, numbers, last = PageImage(image.key), array("q"), 0
     for piece in pieces:
         if piece.start < last:
             raise DumpFailed(
@@ -106,26 +105,11 @@ def _of_criu(image: PageImage, sent: Sequence[int]) -> Iterator[_Piece]:
 def _of_rounds(task: Task, locked: Sequence[tuple[int, int]]) -> Iterator[_Piece]:
     for start, end, number in task.last:
         for low, high, flags in _flagged(start, end, locked):
-            first = number + (low - start) // PAGE if number >= 0 else -1
-            yield _Piece(low, flags, _numbers(task, low, high, first))
-
-
-def _numbers(task: Task, start: int, end: int, number: int) -> Sequence[int]:
-    if number >= 0:
-        return range(number, number + (end - start) // PAGE)
-    found: array[int] = array("Q")
-    while start < end:
-        window = start // WINDOW
-        stop = min(end, (window + 1) * WINDOW)
-        base = window * WINDOW
-        known = task.read.get(window, array("Q"))[(start - base) // PAGE : (stop - base) // PAGE]
-        if len(known) != (stop - start) // PAGE or 0 in known:
-            raise DumpFailed(
-                f"memory of PID {task.identity.pid} counts as unchanged that was never read"
-            )
-        found.extend(number - 1 for number in known)
-        start = stop
-    return found
+            if number >= 0:
+                first = number + (low - start) // PAGE
+                yield _Piece(low, flags, range(first, first + (high - low) // PAGE))
+            else:
+                yield _Piece(low, flags, task.numbers(low, high))
 
 
 def _flagged(

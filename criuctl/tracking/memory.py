@@ -22,102 +22,56 @@ from __future__ import annotations
 
 import os
 import time
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 
-from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.buffers import PageBuffer
-from ..checkpoint.writer import CheckpointWriter
+from ..checkpoint.writer import CheckpointWriter, WriterStats
 from ..criu.memory_ahead import Cut, cut, joined
-from ..criu.pages import PAGE, WINDOW, ImageKey
+from ..criu.pages import WINDOW
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import userfault, written_pages
-from ..proc.mappings import Mapping, each_mapping
+from ..proc.mappings import Mapping as Mapped
+from ..proc.mappings import each_mapping
 from ..proc.memory import Run, TaskMemory
-from ..proc.tree import Process, ProcessIdentity, read_tree
+from ..proc.tree import Process, read_tree
 from ..report import Reporter
+from .base import Base
+from .rounds import Round
+from .task import Range, Task
 
 LEAST = WINDOW  # bytes of a mapping that is tracked
 _SETTLE = 0.01  # seconds for calls that write to another process's memory to end
 _PATIENCE = 0.5  # seconds for direct I/O to end
-_ROUNDS = 6
+_ROUNDS = 8
 _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
 _SHRINK = 0.7
 _SCATTERED = WINDOW // 4  # a smaller part of a window shares a chunk with others
 
-Range = tuple[int, int]
-
-
-class Task(Struct, eq=False):
-    """A process whose writes are tracked."""
-
-    identity: ProcessIdentity
-    inside: int  # its PID in its namespace
-    uffd: int
-    memory: TaskMemory
-    ranges: list[Range]  # registered, ascending
-    # number of a window -> 1 + number of each of its loose pages; 0: not read
-    read: dict[int, array[int]] = field(default_factory=dict)
-    unread: list[Range] = field(default_factory=list)  # protected, but could not be read
-    # of the frozen process: pages with contents, ascending, and the number of the first one if
-    # they were read only now
-    last: list[tuple[int, int, int]] = field(default_factory=list)
-    hidden: list[Range] = field(default_factory=list)
-
-    @property
-    def key(self) -> ImageKey:
-        """Its image."""
-        return ImageKey("task", self.inside)
-
-    def close(self) -> None:
-        """End the tracking: the kernel forgets all."""
-        if self.uffd >= 0:
-            os.close(self.uffd)
-            self.uffd = -1
-            self.memory.close()
-
-    def note(self, pieces: Sequence[Range], number: int) -> None:
-        """Note the pages of one window: the number of the first; -1: they were not read."""
-        window = pieces[0][0] // WINDOW
-        numbers = self.read.get(window)
-        if numbers is None:
-            numbers = self.read[window] = array("Q", bytes(WINDOW // PAGE * 8))
-        base = window * WINDOW
-        for start, end in pieces:
-            pages = (end - start) // PAGE
-            first = (start - base) // PAGE
-            numbers[first : first + pages] = array(
-                "Q", range(number + 1, number + 1 + pages) if number >= 0 else [0] * pages
-            )
-            if number >= 0:
-                number += pages
-            else:
-                self.unread.append((start, end))
-
-
-class Round(Struct, frozen=True):
-    """What one round has read, in bytes, and its seconds."""
-
-    read: int
-    seconds: float
-
 
 class TrackedMemory:
     """The tracked memory of one tree, from the first round to its assembly; `close` it."""
 
-    def __init__(self, writer: CheckpointWriter, root: int, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        root: int,
+        reporter: Reporter,
+        base: Base | None = None,
+    ) -> None:
+        """`base`: the tracking since an earlier checkpoint."""
         self.tasks: dict[int, Task] = {}  # by our PID
         self.refused: dict[int, str] = {}  # processes that are left to CRIU, and why
         self.rounds: list[Round] = []
         self.dirty = 0  # bytes that were read of the frozen tree
-        self._writer, self._root, self._reporter = writer, root, reporter
+        self.known = 0  # bytes that an earlier checkpoint has
+        self._writer, self._root, self._reporter, self._base = writer, root, reporter, base
 
     def close(self) -> None:
-        """Forget everything; nothing is left in the processes."""
+        """Forget everything; nothing is left in the processes, except by `hand_over`."""
         for task in self.tasks.values():
             task.close()
         self.tasks.clear()
@@ -127,23 +81,55 @@ class TrackedMemory:
         for task in self.tasks.values():
             task.close()
 
+    def hand_over(self) -> dict[int, tuple[Task, int]]:
+        """Give the tracking away: the tasks that are worth it, by our PIDs, and their descriptors,
+        which the caller closes.
+        """
+        given = {}
+        for pid, task in self.tasks.items():
+            if task.uffd >= 0 and task.hidden:
+                given[pid] = task, task.uffd
+                task.forget()
+        return given
+
     # -- while the tree runs -----------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Read the tree's memory in rounds, until little is left to read."""
+    def begin(self) -> None:
+        """Begin to track the tree's processes."""
         try:
             self._register()
         except OSError as error:  # no process for it could be started
             self.refused[self._root] = str(error)
+        for pid in list(self.tasks):
+            if why := _pinned(pid):
+                self._leave(pid, why)
+
+    def read(self, *, step: str = "track", durable: bool = False) -> None:
+        """Read the tree's memory in rounds, until little is left to read.
+
+        `step`: the name of a round in reports. With `durable` each round waits until all is in the
+        store, and the compression is adapted to its speed.
+        """
         deadline = time.monotonic() + _SECONDS
         while self.tasks and not self._enough() and time.monotonic() < deadline:
-            began = time.monotonic()
+            began, before = time.monotonic(), replace(self._writer.stats)
             size = self._round(first=not self.rounds)
-            if not self.rounds:
+            if durable or not self.rounds:
                 self._writer.flush()  # else it would compete with the freeze
-            self.rounds.append(Round(size, time.monotonic() - began))
-            self._reporter.step("track", round=len(self.rounds), read=size)
+            self.rounds.append(self._measured(size, before, time.monotonic() - began))
+            made = self.rounds[-1]
+            self._reporter.step(step, round=made.number, read=made.read, changed=made.new)
+            if durable:
+                self._writer.adapt(before)
         self._writer.wait_hashed()
+
+    def _measured(self, size: int, before: WriterStats, seconds: float) -> Round:
+        after = self._writer.stats
+        new, stored = (
+            after.bytes_new - before.bytes_new,
+            after.bytes_stored - before.bytes_stored,
+        )
+        return Round(len(self.rounds) + 1, size, new, stored, seconds)
 
     def _enough(self) -> bool:
         if not self.rounds:
@@ -163,7 +149,10 @@ class TrackedMemory:
                 ranges = [] if process.zombie else _ranges(process.pid)
                 if ranges:
                     wanted[process.pid] = process, ranges
-        for pid, taken in userfault.take(list(wanted)).items():
+        if self._base is not None:
+            self._continue(self._base, wanted)
+        fresh = [pid for pid in wanted if pid not in self.tasks]
+        for pid, taken in userfault.take(fresh).items() if fresh else ():
             process, ranges = wanted[pid]
             if isinstance(taken, str):
                 self.refused[pid] = taken
@@ -177,12 +166,30 @@ class TrackedMemory:
             done = [one for one in ranges if written_pages.register(taken, *one)]
             self.tasks[pid] = Task(process.identity, process.ns_pid, taken, memory, done)
 
+    def _continue(self, base: Base, wanted: Mapping[int, tuple[Process, list[Range]]]) -> None:
+        """Go on with the tracking of these processes where an earlier snapshot has left it."""
+        for pid, (process, ranges) in wanted.items():
+            uffd = base.descriptor(process.identity)
+            if uffd < 0:
+                continue
+            done = [one for one in ranges if written_pages.register(uffd, *one)]
+            try:
+                # Without any, its descriptor is of the program that it has run before.
+                memory = TaskMemory(pid) if done else None
+            except CriuctlError:
+                memory = None
+            if memory is None:
+                os.close(uffd)
+                continue
+            task = self.tasks[pid] = Task(process.identity, process.ns_pid, uffd, memory, done)
+            self.known += base.fill(task, self._writer)
+
     def _round(self, *, first: bool) -> int:
         """Protect and read what is not protected; return how many bytes were read."""
         found: dict[int, list[Cut]] = {}
         for pid, task in list(self.tasks.items()):
             try:
-                found[pid] = list(cut(_protected(task, every=first)))
+                found[pid] = list(cut(_protected(task, every=first and not task.based)))
             except OSError as error:
                 self._leave(pid, str(error))
         time.sleep(_SETTLE)
@@ -259,9 +266,8 @@ class TrackedMemory:
         with TaskMemory(pid) as memory:  # of the program that it runs now
             areas: list[tuple[int, int, bool]] = []
             for start, end in found:
-                areas += written_pages.look(memory.pagemap, start, end)
-            if task.unread:
-                areas = list(_divided(areas, task.unread))
+                for area in written_pages.look(memory.pagemap, start, end):
+                    areas += task.known(area.start, area.end) if area.clean else [area]
             self._read_frozen(task, memory, areas)
         task.hidden = found
 
@@ -301,7 +307,7 @@ class TrackedMemory:
                 self._writer.release(buffer)
 
 
-def _trackable(mapping: Mapping) -> bool:
+def _trackable(mapping: Mapped) -> bool:
     """Return whether it is private anonymous memory without code, and nothing special."""
     return (
         not mapping.inode
@@ -339,6 +345,8 @@ def _pinned(pid: int) -> str:
 def _protected(task: Task, *, every: bool) -> Iterator[Run]:
     """Protect all pages, and yield those that were not; with `every` also those that were already,
     by whatever was there before: Linux before 6.13 leaves the protection to memory that has moved.
+
+    Of a window that is stored in parts, yield all pages: it becomes one chunk again.
     """
     for start, end in task.ranges:
         changed = list(written_pages.protect(task.memory.pagemap, start, end))
@@ -346,17 +354,25 @@ def _protected(task: Task, *, every: bool) -> Iterator[Run]:
             changed = [
                 (a.start, a.end) for a in written_pages.look(task.memory.pagemap, start, end)
             ]
+        elif task.based:
+            changed = list(_whole(task, changed, start, end))
         for low, high in changed:
             yield Run(low, high, dirty=True)
 
 
-def _divided(
-    areas: Sequence[tuple[int, int, bool]], unread: Sequence[Range]
-) -> Iterator[tuple[int, int, bool]]:
-    """Yield these areas; what was not read counts as written."""
-    borders = sorted({border for one in unread for border in one})
-    for start, end, clean in areas:
-        places = [start, *(b for b in borders if start < b < end), end] if clean else [start, end]
-        for low, high in pairwise(places):
-            missed = any(first <= low and high <= last for first, last in unread)
-            yield low, high, clean and not missed
+def _whole(task: Task, changed: Sequence[Range], start: int, end: int) -> Iterator[Range]:
+    done = start  # up to here everything was yielded that has to be
+    for low, high in changed:
+        for window in range(max(low, done) // WINDOW, (high - 1) // WINDOW + 1):
+            first = max(window * WINDOW, start, done)
+            last = min((window + 1) * WINDOW, end)
+            if first >= last:
+                continue
+            if task.whole(window):
+                if max(first, low) < min(last, high):
+                    yield max(first, low), min(last, high)
+                    done = min(last, high)
+            else:
+                for area in written_pages.look(task.memory.pagemap, first, last):
+                    yield area.start, area.end
+                done = last

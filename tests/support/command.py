@@ -50,8 +50,9 @@ class Criuctl:
             for key, value in os.environ.items()
             if not key.startswith(("CRIUCTL_", "AWS_"))
         }
-        if os.environ.get("CRIUCTL_CRIU"):
-            env["CRIUCTL_CRIU"] = os.environ["CRIUCTL_CRIU"]
+        for key in ("CRIUCTL_CRIU", "CRIUCTL_TRACK_WRITES_MIB"):
+            if os.environ.get(key):
+                env[key] = os.environ[key]
         return env | {
             "CZOO_TOKEN": self.home.token,
             "PYTHONPATH": str(PROJECT),

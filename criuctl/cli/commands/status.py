@@ -35,6 +35,8 @@ def _text(body: Mapping[str, Any]) -> str:
         old = f", {span(stored['age_s'])} old" if stored["age_s"] is not None else ""
         where = f" in {printable(stored['store'])}" if stored["store"] else ""
         rows.append(("checkpoint", f"{number}({stored['id'][:12]}{old}){where}"))
+    if body.get("tracking") == "write-protect":
+        rows.append(("tracking", "writes since the last snapshot"))
     if body.get("rows"):
         rows.append(
             ("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}")

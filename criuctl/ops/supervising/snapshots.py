@@ -78,7 +78,9 @@ class Snapshots:
         post.reporter.warnings = []
         try:
             with post.working():
-                request = DumpRequest(leave_running=True, with_files=post.settings.with_files)
+                request = DumpRequest(
+                    leave_running=True, with_files=post.settings.with_files, keep_tracking=True
+                )
                 result = dump(post.config, record.name, request=request, reporter=post.reporter)
         except HomeLost:
             return False

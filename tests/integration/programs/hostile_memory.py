@@ -1,5 +1,6 @@
 """Memory that changes in every way, all the time: mapped, unmapped, moved, given back, protected,
-locked, written by threads, forked children, other processes and devices. Arguments: seed, MiB.
+locked, written by threads, forked children, other processes and devices; private, shared, of
+memfds. Arguments: seed, MiB. By the seed: huge pages where possible, never, or as the host has it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from animal import Check, libc, path, serve
 PAGE = mmap.PAGESIZE
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 MIB = int(sys.argv[3]) if len(sys.argv) > 3 else 80
+HUGE = ("as the host has it", "wanted", "never")[SEED % 3]
 BLOCK = os.urandom(1 << 20)
 FAILED = ctypes.c_void_p(-1).value
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
@@ -32,6 +34,9 @@ libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 libc.preadv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long]
 libc.process_vm_writev.argtypes = [INT, PLACE, SIZE, PLACE, SIZE, SIZE]
 ANONYMOUS, READ_WRITE, MAY_MOVE = 0x22, 3, 1
+SHARED, SHARED_ANONYMOUS, PRIVATE = 0x01, 0x21, 0x02
+PR_SET_THP_DISABLE, MADV_HUGEPAGE = 41, 14
+HUGE_PAGE = 2 << 20
 SOURCE = ctypes.create_string_buffer(BLOCK)
 # MADV_DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, PAGEOUT, COLLAPSE, COLD, MERGEABLE, UNMERGEABLE
 ADVICE = (4, 4, 8, 14, 15, 21, 25, 20, 12, 13)
@@ -46,21 +51,30 @@ class Writer:
 
     def __init__(self, seed: int, mib: int) -> None:
         self.random = random.Random(seed)
-        self.areas: list[list[int]] = []  # address, pages
+        self.areas: list[list[int]] = []  # address, pages, the most pages that it can have
         self.deepest = False
         for _ in range(4):
             self.map(mib * 256 // 4)
 
     def map(self, pages: int) -> None:
-        at = libc.mmap(None, pages * PAGE, READ_WRITE, ANONYMOUS, -1, 0)
+        kind = self.random.choices((ANONYMOUS, SHARED_ANONYMOUS, SHARED, PRIVATE), (8, 1, 1, 1))[0]
+        fd = -1
+        if not kind & 0x20:
+            fd = os.memfd_create("hostile")
+            os.truncate(fd, pages * PAGE)
+        at = libc.mmap(None, pages * PAGE, READ_WRITE, kind, fd, 0)
+        if fd >= 0:
+            os.close(fd)
         if at != FAILED:
-            self.areas.append([at, pages])
+            self.areas.append([at, pages, 1 << 20 if kind == ANONYMOUS else pages])
+            if HUGE == "wanted":
+                libc.madvise(at, pages * PAGE, MADV_HUGEPAGE)
             for page in range(0, pages, 200):
                 size = min(200, pages - page) * PAGE
                 libc.memmove(at + page * PAGE, SOURCE, size)
 
     def part(self) -> tuple[int, int]:
-        at, pages = self.random.choice(self.areas)
+        at, pages, _most = self.random.choice(self.areas)
         first = self.random.randrange(pages)
         return at + first * PAGE, self.random.randint(1, min(pages - first, 600))
 
@@ -75,7 +89,7 @@ class Writer:
 
     def unmap(self) -> None:
         if len(self.areas) > 2:
-            at, pages = self.areas.pop(self.random.randrange(len(self.areas)))
+            at, pages, _most = self.areas.pop(self.random.randrange(len(self.areas)))
             libc.munmap(at, pages * PAGE)
             self.map(pages)
 
@@ -88,11 +102,11 @@ class Writer:
 
     def move(self) -> None:
         number = self.random.randrange(len(self.areas))
-        at, pages = self.areas[number]
-        wanted = max(64, pages + self.random.randint(-200, 200))
+        at, pages, most = self.areas[number]
+        wanted = min(most, max(64, pages + self.random.randint(-200, 200)))
         moved = libc.mremap(at, pages * PAGE, wanted * PAGE, MAY_MOVE)
         if moved != FAILED:
-            self.areas[number] = [moved, wanted]
+            self.areas[number] = [moved, wanted, most]
         else:  # several mappings by now
             libc.munmap(at, pages * PAGE)
             self.areas.pop(number)
@@ -181,10 +195,26 @@ def work(seed: int) -> None:
         time.sleep(0.0005)
 
 
+def restless() -> None:
+    """Write all the time, to the last page before the freeze; each page has the same number."""
+    size = 6 << 20
+    at = libc.mmap(None, size + HUGE_PAGE, READ_WRITE, ANONYMOUS, -1, 0)
+    at = (at + HUGE_PAGE - 1) & -HUGE_PAGE
+    if HUGE == "wanted":
+        libc.madvise(at, size, MADV_HUGEPAGE)
+    number = 0
+    while True:
+        number += 1
+        libc.memset(at, number & 0xFF, size)
+
+
 def main() -> None:
     """The main thread forks; the others write."""
+    if HUGE == "never":
+        libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     for number in range(3):
         threading.Thread(target=work, args=(SEED * 10 + number,), daemon=True).start()
+    threading.Thread(target=restless, daemon=True).start()
     writer = Writer(SEED * 10 + 9, MIB // 4)
 
     def forking() -> None:

@@ -1,0 +1,118 @@
+"""A process whose writes are tracked, and what is known of its pages."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, field
+
+from ..criu.pages import PAGE, WINDOW, ImageKey
+from ..proc.memory import TaskMemory
+from ..proc.tree import ProcessIdentity
+
+Range = tuple[int, int]
+_PAGES = WINDOW // PAGE
+_UNKNOWN = -1
+_NOTHING = array("q", [_UNKNOWN]) * _PAGES
+
+
+class Task(Struct, eq=False):
+    """A process whose writes are tracked."""
+
+    identity: ProcessIdentity
+    inside: int  # its PID in its namespace
+    uffd: int
+    memory: TaskMemory
+    ranges: list[Range]  # registered, ascending
+    # what is not written to since an earlier checkpoint, is as it is stored there
+    based: bool = False
+    # number of a window -> number of each of its loose pages; -1: not known
+    read: dict[int, array[int]] = field(default_factory=dict)
+    # of the frozen process: pages with contents, ascending, and the number of the first one if
+    # they were read only now
+    last: list[tuple[int, int, int]] = field(default_factory=list)
+    hidden: list[Range] = field(default_factory=list)
+
+    @property
+    def key(self) -> ImageKey:
+        """Its image."""
+        return ImageKey("task", self.inside)
+
+    def close(self) -> None:
+        """End the tracking: the kernel forgets all."""
+        if self.uffd >= 0:
+            os.close(self.uffd)
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave the tracking to whoever has the descriptor."""
+        if self.uffd >= 0:
+            self.uffd = -1
+            self.memory.close()
+
+    def note(self, pieces: Sequence[Range], number: int) -> None:
+        """Note the pages of one window: the number of the first; -1: they were not read."""
+        window = pieces[0][0] // WINDOW
+        numbers = self.read.get(window)
+        if numbers is None:
+            numbers = self.read[window] = _NOTHING[:]
+        base = window * WINDOW
+        for start, end in pieces:
+            pages = (end - start) // PAGE
+            first = (start - base) // PAGE
+            if number == _UNKNOWN:
+                numbers[first : first + pages] = _NOTHING[:pages]
+            else:
+                numbers[first : first + pages] = array("q", range(number, number + pages))
+                number += pages
+
+    def note_run(self, start: int, pages: int, number: int) -> None:
+        """Note pages of any number of windows."""
+        end = start + pages * PAGE
+        for low, high in _windows(start, end):
+            self.note([(low, high)], number + (low - start) // PAGE)
+
+    def whole(self, window: int) -> bool:
+        """Return whether all known pages of a window follow each other in what is stored."""
+        known = [number for number in self.read.get(window, ()) if number != _UNKNOWN]
+        return not known or known[-1] - known[0] == len(known) - 1
+
+    def known(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the parts of this range whose pages are known, and those that are not."""
+        parts: list[tuple[int, int, bool]] = []
+        for low, high in _windows(start, end):
+            numbers = self._slice(low, high)
+            runs = [(low, high, True)] if _UNKNOWN not in numbers else list(_divided(low, numbers))
+            for part in runs:
+                if parts and parts[-1][2] == part[2]:
+                    parts[-1] = (parts[-1][0], part[1], part[2])
+                else:
+                    parts.append(part)
+        return iter(parts)
+
+    def numbers(self, start: int, end: int) -> Sequence[int]:
+        """Return the numbers of the loose pages of a range that is known."""
+        found: array[int] = array("q")
+        for low, high in _windows(start, end):
+            found.extend(self._slice(low, high))
+        return found
+
+    def _slice(self, start: int, end: int) -> array[int]:
+        """Return what is known of this part of a window."""
+        window = start // WINDOW
+        first = (start - window * WINDOW) // PAGE
+        return self.read.get(window, _NOTHING)[first : first + (end - start) // PAGE]
+
+
+def _windows(start: int, end: int) -> Iterator[Range]:
+    while start < end:
+        stop = min(end, start // WINDOW * WINDOW + WINDOW)
+        yield start, stop
+        start = stop
+
+
+def _divided(start: int, numbers: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    for place, number in enumerate(numbers):
+        yield start + place * PAGE, start + (place + 1) * PAGE, number != _UNKNOWN
