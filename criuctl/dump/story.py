@@ -136,7 +136,7 @@ def dump(
         if delivery is None:
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
-            _store_ahead(job, parts, destination, commit)
+            _store_ahead(job, parts, scene, destination, commit)
             short.prepare(destination.writer)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
@@ -229,11 +229,15 @@ def _warn_name(
         subject.warn_superseded(job.config, job.reporter, dumped.former)
 
 
-def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
+def _store_ahead(
+    job: DumpJob, parts: TreeParts, scene: Scene, destination: Destination, commit: Commit
+) -> None:
     """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds
     (pre-copy).
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    if parts.workspace is not None:
+        parts.workspace.ahead(destination.writer, scene.opened)
     if job.request.precopy:
         from .precopy import precopy  # of few dumps
 

@@ -257,6 +257,7 @@ def _work(
         home=home,
         held=held,
         copy=request.copy,
+        rewind=request.rewind,
         authentic=decided.authentic,
         lazy=brought.lazy,
         feeder=feeder,

@@ -44,6 +44,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     home: NewHome
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
     copy: bool = False  # the original may run
+    rewind: bool = False  # files of the workspace are put back
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     # pages that follow; empty for an eager restore
     lazy: dict[int, LazyImage] = field(default_factory=dict)
