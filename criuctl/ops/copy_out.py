@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from msgspec import Struct
 
@@ -24,7 +24,7 @@ from ..checkpoint.file_records import FileRecord
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
 from ..config import Config
-from ..errors import Conflict, NotFound, UsageError
+from ..errors import Conflict, NotFound, UntrustedPath, UsageError
 from ..files import workspace_index
 from ..proc import folder_walk
 from ..quoting import quoted
@@ -95,8 +95,23 @@ def copy_out(config: Config, argument: str, target: str, *, reporter: Reporter) 
             place = os.path.join(place, os.path.basename(wanted))
         if os.path.lexists(place):
             raise Conflict(f"{place} exists", hint="Name another target, or move it away.")
-        with folder_walk.folder(os.path.dirname(place)) as above:
+        with _target_folder(os.path.dirname(place)) as above:
             return _written(reader, wanted, chosen, place, above)
+
+
+@contextmanager
+def _target_folder(path: str) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(folder_walk.folder(path))
+        except folder_walk.ForeignLink as error:
+            raise UntrustedPath(
+                f"nothing is written to {path}: {error.strerror}",
+                hint="Name the folder by a path without that link.",
+            ) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFound(f"there is no folder {path}", hint="Make it first.") from error
+        yield found
 
 
 def _absolute(path: str, manifest: Manifest) -> str:

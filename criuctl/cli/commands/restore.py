@@ -57,7 +57,12 @@ def _source(result: Mapping[str, Any]) -> str:
     )
 
 
-def _file(entry: Mapping[str, str]) -> str:
+def _file(entry: Mapping[str, Any]) -> str:
+    if entry.get("new"):
+        return (
+            f"{printable(entry['path'])} is new since the checkpoint, and is "
+            f"{printable(entry['newer_copy'])} now"
+        )
     if "own_copy" in entry:
         return (
             f"{printable(entry['path'])} was left to its other users, the tree's own copy is "
