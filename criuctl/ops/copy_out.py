@@ -2,7 +2,7 @@
 
 A checkpoint holds files of its workspace and files that were carried along. They are written to a
 place that the caller names, as new files of the caller's, with the permission bits and times that
-they had, without set-user-ID bits, owners and attributes: taking a file out gives nobody a right.
+they had, without set-user-ID bits, owners and attributes: taking a file out gives no user a right.
 Nothing is overwritten. A copy is complete under its name or not there: it is made under another
 name first.
 
