@@ -265,10 +265,15 @@ def reporting_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
 
 
 def remove_one(
-    repository: Repository, removal: Removal, registry: Registry, reporter: Reporter
+    repository: Repository,
+    removal: Removal,
+    registry: Registry,
+    reporter: Reporter,
+    *,
+    newer_stays: bool = False,
 ) -> Removal:
     """Remove the checkpoint in `removal`, and what this host keeps for it; a pinned one is an error
-    in the result.
+    in the result. `newer_stays`: as for `Repository.remove`.
     """
     summary = removal.summary
     if summary is None:
@@ -276,7 +281,7 @@ def remove_one(
     name = f"{summary.session}@{summary.number}" if summary.session else summary.id[:12]
     reporter.step(f"remove {name}", checkpoint=summary.id)
     try:
-        repository.remove(summary)
+        repository.remove(summary, newer_stays=newer_stays)
     except Conflict as error:  # pinned
         return Removal(removal.ref, summary, error)
     known = registry.get(summary.session) if summary.session else None

@@ -132,9 +132,9 @@ class Session(Terminal):
         """Bring a checkpoint back to life, and connect to the session; see ``criuctl restore``.
 
         `ref` is a `Checkpoint`, a session's name (its newest one), NAME@N or the begin of an id;
-        `as_name` makes a copy of that name; `rewind` puts the workspace back, too. Nothing is left of a restore that fails:
-        `RestoreFailed`, `PreflightRefused`, or `Conflict` if the session runs already. The outcomes
-        of connections and files are in `restored`.
+        `as_name` makes a copy of that name; `rewind` puts the workspace back, too. Nothing is left
+        of a restore that fails: `RestoreFailed`, `PreflightRefused`, or `Conflict` if the session
+        runs already. The outcomes of connections and files are in `restored`.
         """
         if isinstance(ref, Checkpoint):
             store = store or ref.store
