@@ -4,8 +4,8 @@ Hosts with caches of their own dump sessions in turns into one store, through th
 use; only the trees are missing. Each checkpoint shares most of its content with others of all
 sessions, as programs of one kind do. Every request to the store is counted by kind and by place,
 and waits for a latency that is added. Printed are the requests of a dump when the store is young
-and when it is full, those of a listing, a lease, a prune and a collection, and what a fleet of
-another size pays for them in a month.
+and when it is full, those of a listing, a lease, a prune and a collection, and the price of a
+million dumps. The manual (stores-and-keys, "Many hosts") says what that means for a fleet.
 
 The store is a dictionary in this process, for thousands of checkpoints, or radosgw (``--rgw``).
 """
@@ -46,7 +46,6 @@ PAGE = 1000  # objects of one LIST
 # US dollars for a million requests, as the largest provider asks for its standard class
 PRICES = {"PUT": 5.0, "LIST": 5.0, "GET": 0.4, "HEAD": 0.4, "DELETE": 0.0}
 CHUNK = 4096
-HOURS = 730  # of a month
 
 
 class Ordered(MemoryStore):
