@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,12 @@ class Fleet:
             repository.close()
 
     def dump(self) -> None:
+        """Store the next session's checkpoint, in a process of its own."""
+        with self.opened(self.done % self.sessions % self.hosts) as repository:
+            repository.preflight_write()
+            self._store(repository)
+
+    def _store(self, repository: Repository) -> None:
         """Store the next session's checkpoint: most of it is of its kind, a part its own."""
         session = self.done % self.sessions
         self.done += 1
@@ -195,9 +201,7 @@ class Fleet:
             changed[at : at + CHUNK] = self.random.randbytes(CHUNK)
         self.own[session] = bytes(changed)
         content = replace(kit.SMALL, memory=bytes(changed), window=CHUNK, file=b"")
-        with self.opened(session % self.hosts) as repository:
-            repository.preflight_write()
-            kit.write(repository, content, session=f"s{session}")
+        kit.write(repository, content, session=f"s{session}")
 
     def measured(self, work: Any, times: int = 1) -> Step:
         """Do `work` so often; return what one costs."""
@@ -221,9 +225,11 @@ class Fleet:
         )
 
     def grow(self, checkpoints: int) -> None:
-        """Dump until the store has so many, without the latency."""
-        while self.done < checkpoints:
-            self.dump()
+        """Dump until the store has so many, without the latency, in one process for each host."""
+        with ExitStack() as stack:
+            every = [stack.enter_context(self.opened(host)) for host in range(self.hosts)]
+            while self.done < checkpoints:
+                self._store(every[self.done % self.sessions % self.hosts])
 
 
 def leased(fleet: Fleet) -> tuple[Step, Step]:
