@@ -82,6 +82,9 @@ class Config(Struct, frozen=True):
     )
     # a file larger than this is never carried by policy, only by --with-files
     files_max_mib: int = 1024
+    # a larger workspace, or one of more files, is not taken along (snapshot --with-workspace)
+    workspace_max_mib: int = 10240
+    workspace_max_files: int = 100_000
     # contents of a larger shared mapping of a file in memory (tmpfs) are not carried
     shared_memory_max_mib: int = 4096
     # changed files at restore: refuse, or put back (a newer copy is kept under another name)

@@ -26,7 +26,7 @@ from ..proc.folders import make_private
 
 T = TypeVar("T")
 
-_VERSION = 3
+_VERSION = 4
 _BUSY = 60.0  # seconds to wait for another process's transaction
 _SCHEMA = """
 CREATE TABLE meta (store TEXT NOT NULL);
@@ -39,6 +39,7 @@ CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL,
 CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL,
                      stored INTEGER NOT NULL, plain INTEGER NOT NULL,
                      PRIMARY KEY (id, pack)) WITHOUT ROWID;
+CREATE TABLE looked (at REAL NOT NULL, avoided BLOB NOT NULL);
 CREATE TABLE heads (name TEXT PRIMARY KEY, size INTEGER NOT NULL, head BLOB NOT NULL) WITHOUT ROWID;
 """
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"

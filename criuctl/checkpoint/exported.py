@@ -214,8 +214,12 @@ def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
         holder = replace(
             holder, scrollback=scrollback and there[scrollback], steps=steps and there[steps]
         )
+    workspace = manifest.workspace
+    if workspace is not None:
+        workspace = replace(workspace, index=there[workspace.index], data=there[workspace.data])
     return replace(
         manifest,
+        workspace=workspace,
         image_data=there[manifest.image_data],
         memory=tuple(
             replace(image, entries=there[image.entries], data=there[image.data])

@@ -9,6 +9,8 @@ opens them.
 - `FifoRecord`: a named pipe with unread data.
 - `InodeRecord`: the inode at a path that users other than root can change.
 - `ExternalFile`: a file that the restore opens for CRIU.
+- `WorkspaceRecord`: the session's workspace at the freeze. Its files may be many, so their records
+  are not in the manifest but in a stream (`criuctl.files.workspace_index`).
 """
 
 from __future__ import annotations
@@ -141,3 +143,18 @@ class ExternalFile(Record, frozen=True):
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
+
+
+class WorkspaceRecord(Record, frozen=True):
+    """The session's workspace at the freeze, taken with ``--with-workspace``."""
+
+    path: str
+    index: StreamRef  # records of its files, one JSON object a line
+    data: StreamRef  # the contents of its regular files, one after the other
+    files: int = 0  # files, folders and links
+    left_out: int = 0  # sockets, devices and what could not be read
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+        check_range(self.files, 0, 1 << 32, f"{where}.files")
+        check_range(self.left_out, 0, 1 << 32, f"{where}.left_out")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -46,6 +47,11 @@ _AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are loaded in one
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
 _LISTED_AT_ONCE = 1000  # packs on one page of a listing, which takes as long as
 _LOOKS_PER_PAGE = 8  # this many requests for single packs
+# A dump looks through the store's listings again after so many seconds for each of their pages, as
+# far as there are more than a few, and at least every hour: then the requests of a host do not grow
+# with the number of its dumps times the size of the store.
+_SECONDS_PER_PAGE, _FEW_PAGES, _LONGEST = 60.0, 2, 3600.0
+_MOST_SEGMENTS = 1024  # new ones that are loaded before a dump
 _DAMAGED = "No checkpoint needs it: `criuctl gc` removes it, and writes new segments for its packs."
 
 
@@ -104,22 +110,28 @@ class Index:
         self._generation = -1
         self._avoided: frozenset[bytes] = frozenset()
         self._reloaded = False
+        self._looks = True  # the last `look` was one at the store's listings
         # errors of the segments that could not be read at the last `sync`
         self.unreadable: list[DataError] = []
 
     # -- the store's segments
     # ------------------------------------------------------------------------
 
-    def sync(self) -> None:
-        """Load the store's new segments; raise errors of the store.
+    def sync(self, most: int | None = None) -> None:
+        """Load the store's new segments, `most` of them if given; raise errors of the store.
 
-        A segment that cannot be read is recorded in `unreadable` and does not prevent the others
-        from being used: writers treat its chunks as unknown, and readers look into the packs
-        themselves.
+        Of too many the largest are loaded: a garbage collection puts small ones together, and what
+        is in the others is stored once more. A segment that cannot be read is recorded in
+        `unreadable` and does not prevent the others from being used: writers treat its chunks as
+        unknown, and readers look into the packs themselves.
         """
         self.unreadable = []
         present = {info.name: info.size for info in self._store.list(PREFIX)}
-        for batch in in_batches(self._unknown(present)):
+        unknown = self._unknown(present)
+        if most is not None and len(unknown) > most:
+            largest = sorted(unknown, key=lambda name: (-unknown[name], name))[:most]
+            unknown = {name: unknown[name] for name in largest}
+        for batch in in_batches(unknown):
             self._load(
                 [
                     (name, packs)
@@ -128,6 +140,35 @@ class Index:
                 ]
             )
         self._forget(set(present))
+
+    def look(self) -> None:
+        """Learn before a dump what the store has; not again soon where that takes many requests.
+
+        A host then knows the content of other hosts a little later, and stores some of it twice.
+        Packs that are deleted meanwhile are no danger: they were listed to be avoided before, and
+        stay avoided until the next look (`avoid`); and the commit checks every pack that it needs.
+        """
+        pages = self._cache.run(
+            lambda db: sum(
+                db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] // _LISTED_AT_ONCE
+                for table in ("segments", "packs")
+            )
+        )
+        pause = min(_SECONDS_PER_PAGE * (pages - _FEW_PAGES), _LONGEST)
+        last, _ = self._last_look()
+        self._looks = not 0 <= time.time() - last < pause
+        if self._looks:
+            self.sync(_MOST_SEGMENTS)
+            self.inspect_packs()
+
+    def _last_look(self) -> tuple[float, frozenset[bytes]]:
+        """Return when this host has looked (unix time), and the packs to be avoided since."""
+        row = self._cache.run(lambda db: db.execute("SELECT at, avoided FROM looked").fetchone())
+        if row is None:
+            return 0.0, frozenset()
+        packed = row[1]
+        places = range(0, len(packed), NAME_SIZE)
+        return row[0], frozenset(packed[at : at + NAME_SIZE] for at in places)
 
     def reload(self) -> bool:
         """Empty the cache and load every segment again, because the cache may be damaged; return
@@ -335,9 +376,19 @@ class Index:
 
     def avoid(self, packs: frozenset[bytes]) -> None:
         """Count the chunks of these packs as unknown for now: a garbage collection is about to
-        delete them.
+        delete them. Those of earlier calls stay so until the next `look` at the store's listings.
         """
+        now, (last, before) = time.time(), self._last_look()
+        if not self._looks:
+            now, packs = last, packs | before
         self._avoided = packs
+        row = (now, b"".join(sorted(packs)))
+
+        def keep(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM looked")
+            db.execute("INSERT INTO looked VALUES (?, ?)", row)
+
+        self._cache.run(keep, write=True)
 
     def inspect_packs(self) -> None:
         """Distrust the packs that a listing shows as missing or cut off, until they are whole

@@ -22,7 +22,14 @@ from msgspec.structs import replace
 
 from .chunks import StreamRef
 from .connection_record import ConnectionRecord
-from .file_records import ExternalFile, FifoRecord, FileRecord, InodeRecord, LinkRecord
+from .file_records import (
+    ExternalFile,
+    FifoRecord,
+    FileRecord,
+    InodeRecord,
+    LinkRecord,
+    WorkspaceRecord,
+)
 from .gpu_records import GPU, GpuRecord
 from .records import (
     DIGEST,
@@ -201,6 +208,7 @@ class Manifest(Record, frozen=True):
     external: tuple[ExternalFile, ...] = ()
     predicates: tuple[PredicateRecord, ...] = ()
     gpu: GpuRecord | None = None
+    workspace: WorkspaceRecord | None = None
     hooks: tuple[dict[str, Any], ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -260,6 +268,8 @@ class Manifest(Record, frozen=True):
             found += [image.entries, image.data]
         found += [f.data for f in self.files if f.data is not None]
         found += [link.data for link in self.links]
+        if self.workspace is not None:
+            found += [self.workspace.index, self.workspace.data]
         found += [
             stream for t in self.terminals for stream in (t.input, t.printed) if stream is not None
         ]

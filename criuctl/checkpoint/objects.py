@@ -70,7 +70,7 @@ MANIFEST = Kind(
     b"CRIUCTLM",
     1,
     256 << 20,
-    frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}),
+    frozenset({"carried-binaries", "predicates", "nvidia-gpu", "workspace", LAYERS}),
 )
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 STEPS = Kind("record of steps", b"CRIUCTLJ", 1, 256 << 20, free=1 << 20)

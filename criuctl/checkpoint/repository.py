@@ -384,9 +384,12 @@ class Repository:
         conditional = self.capabilities.conditional_create
         return manifest_objects.write(self.store, self.sealer, numbered, conditional=conditional)
 
-    def remove(self, summary: CheckpointSummary) -> None:
+    def remove(self, summary: CheckpointSummary, *, newer_stays: bool = False) -> None:
         """Remove a checkpoint; raise `Conflict` if it is pinned. The garbage collection removes its
         packs.
+
+        `newer_stays`: the session has one with a higher number, which the caller does not remove:
+        then no record is needed that this number was used.
         """
         if summary.pinned or self.catalog.is_pinned(summary.id):
             raise Conflict(
@@ -394,7 +397,7 @@ class Repository:
                 hint="Unpin it first: `criuctl unpin`.",
             )
         token = parse_name(summary.object)[0]
-        if self.catalog.next_number(token) == summary.number + 1:
+        if not newer_stays and self.catalog.next_number(token) == summary.number + 1:
             used = f"numbers/{token}/{summary.number:020d}"
             try:
                 self.store.put(used, b"")
@@ -411,13 +414,9 @@ class Repository:
         """Read the state of the store that a new checkpoint depends on."""
         from . import gclists
 
-        def read_index() -> None:
-            self.index.sync()
-            self.index.inspect_packs()
-
         self.sealer.prepare()
         _, avoided = side_by_side(
-            "criuctl-learn", read_index, lambda: gclists.avoided(self.store, self.sealer)
+            "criuctl-learn", self.index.look, lambda: gclists.avoided(self.store, self.sealer)
         )
         self.index.avoid(avoided)
         self._learned = time.monotonic()

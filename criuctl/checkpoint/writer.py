@@ -349,6 +349,16 @@ class CheckpointWriter:
         self.wait_hashed()
         return self._reference(self._streams.get(key) or Stream())
 
+    def joined(self, keys: Sequence[Hashable]) -> StreamRef:
+        """Return the reference to one stream that is made of these, one after the other.
+
+        They hold windows, small content or files, not memory that was sent ahead.
+        """
+        self.wait_hashed()
+        streams = [self._streams[key] for key in keys]
+        packed = b"".join(bytes(stream.packed) for stream in streams)
+        return self._sequence(packed, sum(stream.size for stream in streams))
+
     def keys(self) -> frozenset[Hashable]:
         """Return the keys of all streams so far."""
         with self._lock:

@@ -138,6 +138,7 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry(
         f"{_HERE}.show:show", "Show the contents of a checkpoint.", "Looking and keeping"
     ),
+    "cp": Entry(f"{_HERE}.cp:cp", "Take files out of a checkpoint.", "Looking and keeping"),
     "verify": Entry(
         f"{_HERE}.verify:verify",
         "Read a checkpoint in full and check every byte.",

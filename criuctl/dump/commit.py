@@ -160,6 +160,8 @@ class Commit(Struct, eq=False):
         """Make everything durable, then publish the manifest: the checkpoint exists."""
         job, writer = self.job, self.destination.writer
         job.reporter.step("store")
+        if self.parts.workspace is not None:
+            manifest = self.parts.workspace.completed(manifest, writer)
         writer.flush()  # the hooks, and the sizes in the manifest, need to know what was stored
         self.hooks.run(
             "post-dump", checkpoint=manifest.id, connections=hook_facts.about_connections(manifest)

@@ -232,6 +232,8 @@ class Freeze(Struct, eq=False):
             job.root.pid,
             reporter,
         )
+        if parts.workspace is not None:
+            parts.workspace.frozen(self.writer, self.seen.opened, reporter)
         return found, held
 
     def images_written(self) -> FreezeLimit:

@@ -19,6 +19,7 @@ class DumpRequest(Struct, frozen=True, kw_only=True):
     leave_running: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     with_files: Sequence[str] = ()
+    with_workspace: bool = False  # the session's workspace, for `restore --rewind`
     connections: str | None = None  # the policy for all of them; None: the configured rules
     drain: float = 0.0  # seconds to wait for connections to become idle
     precopy: bool = False

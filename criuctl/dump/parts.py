@@ -15,6 +15,7 @@ from ..connections.closing import Farewell
 from ..connections.repair_mode import RepairMode
 from ..connections.survey import Survey
 from ..criu.options import DumpOptions
+from ..errors import PreflightRefused
 from ..files import carried_binaries, carried_files, link_remaps
 from ..gpu.use import opened_device
 from ..host.dumped_holder import DumpedHolder
@@ -30,6 +31,7 @@ from .job import DumpJob
 from .subject import Subject
 
 if TYPE_CHECKING:
+    from ..files.workspaces import Workspace
     from .devices import DumpedDevices
 
 
@@ -46,6 +48,7 @@ class TreeParts(Struct):
     leased: bool  # a process has a lease on a file
     terminals: DumpedTerminals
     holder: DumpedHolder
+    workspace: Workspace | None = None  # that is taken along
     devices: DumpedDevices | None = None  # GPUs, from when they are taken
     repairs: Repairs = field(default_factory=Repairs)
     call_limits: Waits = field(default_factory=Waits)
@@ -102,10 +105,26 @@ def gather(
         terminals=DumpedTerminals(root.pid, scene.living, scene.opened, stack),
         holder=DumpedHolder(job.config, subject.session, root, stack),
     )
+    if job.request.with_workspace:
+        parts.workspace = _workspace(job, subject, parts.holder)
+        stack.callback(parts.workspace.close)
     stack.callback(parts.farewell.drop)
     stack.callback(parts.shielded.close)
     stack.callback(parts.repair_mode.rest)
     return parts
+
+
+def _workspace(job: DumpJob, subject: Subject, holder: DumpedHolder) -> Workspace:
+    from ..files.workspaces import Workspace  # of few dumps
+
+    path = holder.workspace()
+    if not path:
+        raise PreflightRefused(
+            f"{subject.session.name} has no workspace to take along",
+            hint="A session gets one by `criuctl run --workspace DIR`. Other files are taken along "
+            "by `criuctl dump --with-files`.",
+        )
+    return Workspace(job.config, path, job.root.pid)
 
 
 def uses_devices(opened: Mapping[int, Sequence[Descriptor]]) -> bool:

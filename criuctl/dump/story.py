@@ -136,7 +136,7 @@ def dump(
         if delivery is None:
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
-            _store_ahead(job, parts, destination, commit, short)
+            _store_ahead(job, parts, scene, destination, commit)
             if uses_devices(scene.opened):
                 _take_devices(job, parts, stack)
             freeze.run(commit.images_complete)
@@ -230,12 +230,15 @@ def _warn_name(
 
 
 def _store_ahead(
-    job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit, short: ShortFreeze
+    job: DumpJob, parts: TreeParts, scene: Scene, destination: Destination, commit: Commit
 ) -> None:
-    """Store what does not change, or rarely, while the tree runs: programs, and memory in
-    rounds.
+    """Store what does not change, or rarely, while the tree runs: programs, the workspace, and
+    memory in rounds.
     """
     recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    if parts.workspace is not None:
+        parts.workspace.ahead(destination.writer, scene.opened)
+    short = commit.freeze.short
     tracked = short.begin(destination.writer, destination.repository)
     if job.request.precopy:
         from .precopy import precopy  # of few dumps

@@ -24,6 +24,7 @@ from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed
 from ..proc import folder_walk
 from .judgement import Judgement
+from .set_aside import AsideFolder
 
 T = TypeVar("T")
 
@@ -31,13 +32,15 @@ T = TypeVar("T")
 class Applied:
     """Files put back; `undo` takes all of it back, newest first."""
 
-    def __init__(self, reader: CheckpointReader, mark: str) -> None:
+    def __init__(self, reader: CheckpointReader, mark: str, workspace: str = "") -> None:
+        """`workspace`: what is set aside below it goes to one folder next to it; "" for none."""
         self._reader = reader
         self._mark = mark
         self._undo: list[Callable[[], None]] = []
         self._made: dict[tuple[int, int], str] = {}  # device and inode at the dump -> where it is
         # a file that stays: device and inode of its folder, name
         self._own_copies: dict[tuple[int, int, str], str] = {}
+        self._folder = AsideFolder(workspace, mark, self._undo.append) if workspace else None
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
         self.own: dict[str, str] = {}  # path -> the tree's own path instead
         self.created: set[tuple[int, int]] = set()  # device and inode of each
@@ -236,7 +239,14 @@ class Applied:
         self.created.add((status.st_dev, status.st_ino))
 
     def _set_aside(self, path: str, folder: int) -> str:
-        """Rename what is there; return its new name."""
+        """Rename what is there; return its new name in this folder, "" if it is in another."""
+        if self._folder is not None and self._folder.has(path):
+            try:
+                self.aside.append((path, self._folder.move(path, folder)))
+                return ""
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
         name = os.path.basename(path)
         newer = self._free_name(name, "newer", folder)
 

@@ -69,6 +69,12 @@ class DumpedHolder:
         if "steps" in connection.hello["features"]:
             self._steps = step_travel.StepCopy(connection)
 
+    def workspace(self) -> str:
+        """Return the session's workspace; "" for none, or without a holder."""
+        if self._session is None:
+            return ""
+        return str(self._session.status().get("facts", {}).get("workspace", ""))
+
     def read_ahead(self, writer: CheckpointWriter) -> None:
         """Take most of the scrollback while the tree still runs."""
         if self._session is not None:

@@ -86,16 +86,17 @@ def show(
     maps: bool = False,
     env: bool = False,
     values: bool = False,
+    files: bool = False,
     reporter: Reporter | None = None,
 ) -> Shown:
     """Return the manifest of `ref`; with `maps` also the stored addresses of each address space,
-    with `env` the environments.
+    with `env` the environments, with `files` the files of the workspace.
 
     The `values` of environment variables can be secrets, so they are shown only on request.
 
     With a slash in it, `ref` is a path outside any store: see `foreign`.
     """
-    found = _look(config, ref, maps, env, reporter or Reporter())
+    found = _look(config, ref, maps, env, files, reporter or Reporter())
     return replace(
         found,
         values=values,
@@ -103,7 +104,9 @@ def show(
     )
 
 
-def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -> Shown:
+def _look(
+    config: Config, ref: str, maps: bool, env: bool, files: bool, reporter: Reporter
+) -> Shown:
     if "/" in ref:
         from .foreign import look
 
@@ -112,12 +115,22 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         manifest = repository.manifest(ref)
         found = page_maps(manifest, repository.reader(reporter)) if maps else {}
         writer = repository.stored_by(manifest.id)
+        entries = None
+        if files and manifest.workspace is not None:
+            from ..files import workspace_index
+
+            entries = tuple(workspace_index.unpack(manifest.workspace, repository.reader(reporter)))
         if not env:
-            return Shown(manifest, url, found, writer=writer)
+            return Shown(manifest, url, found, writer=writer, workspace=entries)
         from .storing.contents import environments
 
         return Shown(
-            manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer
+            manifest,
+            url,
+            found,
+            environments(manifest, repository.reader(reporter)),
+            writer=writer,
+            workspace=entries,
         )
 
 
@@ -252,10 +265,15 @@ def reporting_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
 
 
 def remove_one(
-    repository: Repository, removal: Removal, registry: Registry, reporter: Reporter
+    repository: Repository,
+    removal: Removal,
+    registry: Registry,
+    reporter: Reporter,
+    *,
+    newer_stays: bool = False,
 ) -> Removal:
     """Remove the checkpoint in `removal`, and what this host keeps for it; a pinned one is an error
-    in the result.
+    in the result. `newer_stays`: as for `Repository.remove`.
     """
     summary = removal.summary
     if summary is None:
@@ -263,7 +281,7 @@ def remove_one(
     name = f"{summary.session}@{summary.number}" if summary.session else summary.id[:12]
     reporter.step(f"remove {name}", checkpoint=summary.id)
     try:
-        repository.remove(summary)
+        repository.remove(summary, newer_stays=newer_stays)
     except Conflict as error:  # pinned
         return Removal(removal.ref, summary, error)
     known = registry.get(summary.session) if summary.session else None

@@ -1,14 +1,15 @@
 """Removing checkpoints by rule, freeing their space, and pins.
 
-`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after
-another, oldest first. If it is interrupted, the next run removes the rest. The newest checkpoint of
-a session that lives, or is checkpointed, is kept unless its removal is requested. This also holds
-for sessions of other hosts: a lease shows that the session lives there, or was killed; the
-checkpoint itself shows that its dump has ended it. `collect` frees space.
+`prune` decides by `criuctl.host.retention` and removes what no rule keeps: some sessions at a
+time, of each the oldest first. If it is interrupted, the next run removes the rest. The newest
+checkpoint of a session that lives, or is checkpointed, is kept unless its removal is requested.
+This also holds for sessions of other hosts: a lease shows that the session lives there, or was
+killed; the checkpoint itself shows that its dump has ended it. `collect` frees space.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,9 +28,12 @@ from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoin
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry
 from ..host.retention import Decision, Rules, decide, policies, policy, seconds
+from ..proc.threads import in_parallel
 from ..report import Reporter
 from ..store import open_store
 from .inspect import Removal, forget_gone, remove_one, reporting_removed
+
+_AT_ONCE = 8  # sessions
 
 
 @contextmanager
@@ -102,46 +106,103 @@ def prune(
             ),
         )
     with _opened(config) as repository:
-        unreadable: list[DataError] = []
-        found = [
-            s for name in dict.fromkeys(names) for s in repository.list(name, unreadable=unreadable)
-        ]
-        found = found if names else repository.list(unreadable=unreadable)
-        if missing := set(names) - {s.session for s in found}:
-            if not unreadable:
-                raise NoSuchCheckpoint(
-                    f"the store holds no checkpoint of a session named {min(missing)!r}"
-                )
-        done = Pruned(dry_run, [], [], unreadable)
-        for session, group in groupby(found, key=lambda s: s.session):
-            checkpoints = list(group)
-            own = rules or policy(session, configured)
-            if not own:
-                done.passed.append(session)
-                continue
-            at = now or datetime.now(UTC)
-            decisions = decide(checkpoints, own, at)
-            if not newest_too and not all(d.keep for d in decisions):
-                decisions = decide(
-                    checkpoints,
-                    own,
-                    at,
-                    protected=_protected(config, repository, session, decisions),
-                )
+        return prune_in(
+            repository,
+            config,
+            names,
+            rules,
+            newest_too=newest_too,
+            dry_run=dry_run,
+            reporter=reporter,
+            now=now,
+        )
+
+
+def prune_in(
+    repository: Repository,
+    config: Config,
+    names: Sequence[str],
+    rules: Rules,
+    *,
+    newest_too: bool = False,
+    dry_run: bool = False,
+    reporter: Reporter,
+    now: datetime | None = None,
+) -> Pruned:
+    """Do the same in an open repository."""
+    configured = policies(config.retention)
+    unreadable: list[DataError] = []
+    found = [
+        s for name in dict.fromkeys(names) for s in repository.list(name, unreadable=unreadable)
+    ]
+    found = found if names else repository.list(unreadable=unreadable)
+    if missing := set(names) - {s.session for s in found}:
+        if not unreadable:
+            raise NoSuchCheckpoint(
+                f"the store holds no checkpoint of a session named {min(missing)!r}"
+            )
+    done = Pruned(dry_run, [], [], unreadable)
+    at = now or datetime.now(UTC)
+
+    def decided(checkpoints: list[CheckpointSummary]) -> list[Decision] | None:
+        session = checkpoints[0].session
+        own = rules or policy(session, configured)
+        if not own:
+            return None
+        decisions = decide(checkpoints, own, at)
+        if newest_too or all(d.keep for d in decisions):
+            return decisions
+        protected = _protected(config, repository, session, decisions)
+        return decide(checkpoints, own, at, protected=protected)
+
+    sessions = [list(group) for _, group in groupby(found, key=lambda s: s.session)]
+    every = in_parallel(decided, sessions, _AT_ONCE, "criuctl-prune")
+    for checkpoints, decisions in zip(sessions, every, strict=True):
+        if decisions is None:
+            done.passed.append(checkpoints[0].session)
+        else:
             done.decisions += decisions
-        if not dry_run:
-            registry = Registry(config)
-            with reporting_removed(done.removed):
-                for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
-                    outcome = remove_one(
-                        repository, Removal(summary.id, summary), registry, reporter
-                    )
-                    if outcome.error is None:
-                        done.removed.append(summary)
-                    else:  # pinned since it was listed
-                        done.errors[summary.id] = outcome.error
-                forget_gone(config, repository, done.removed, reporter)
-        return done
+    if not dry_run:
+        with reporting_removed(done.removed):
+            _remove(repository, config, done, [d for d in every if d], reporter)
+            forget_gone(config, repository, done.removed, reporter)
+    return done
+
+
+def _remove(
+    repository: Repository,
+    config: Config,
+    done: Pruned,
+    sessions: Sequence[Sequence[Decision]],
+    reporter: Reporter,
+) -> None:
+    """Remove what is not kept: some sessions at a time, and of each the oldest first.
+
+    A store answers many requests at once about as fast as one. What is removed is in
+    `Pruned.removed` also if an error ends it.
+    """
+    registry, lock = Registry(config), threading.Lock()
+    total = sum(not d.keep for decisions in sessions for d in decisions)
+
+    def remove(decisions: Sequence[Decision]) -> None:
+        newest_kept = max((d.checkpoint.number for d in decisions if d.keep), default=0)
+        for summary in (d.checkpoint for d in reversed(decisions) if not d.keep):
+            outcome = remove_one(
+                repository,
+                Removal(summary.id, summary),
+                registry,
+                Reporter(),
+                newer_stays=summary.number < newest_kept,
+            )
+            with lock:
+                if outcome.error is None:
+                    done.removed.append(summary)
+                else:  # pinned since it was listed
+                    done.errors[summary.id] = outcome.error
+                handled = len(done.removed) + len(done.errors)
+                reporter.progress("checkpoints", handled, total, "checkpoints")
+
+    in_parallel(remove, sessions, _AT_ONCE, "criuctl-prune")
 
 
 def _protected(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from ..checkpoint.file_records import FileRecord
 from ..checkpoint.manifest import Manifest
 from ..errors import Damaged
 
@@ -31,6 +32,8 @@ class Shown(Struct, frozen=True):
     # by index into manifest.memory
     maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     environments: dict[int, Variables] | None = None  # by PID in the tree's PID namespace
+    # of the workspace and what was carried along, if they were read
+    workspace: tuple[FileRecord, ...] | None = None
     values: bool = False  # whether values of variables are shown
     # the write-only host that stored it: fingerprint, label
     writer: dict[str, str] | None = None
@@ -86,6 +89,7 @@ class Shown(Struct, frozen=True):
             "terminals": body["terminals"],
             "connections": body["connections"],
             "files": files,
+            "workspace": self._workspace(),
             "gpu": body["gpu"],
             "predicates": [verdict.to_dict() for verdict in self.predicates],
             "hooks": body["hooks"],
@@ -96,6 +100,24 @@ class Shown(Struct, frozen=True):
             if self.environments is None
             else {**shown, "environments": self._environments(self.environments)}
         )
+
+    def _workspace(self) -> dict[str, Any] | None:
+        """Return the workspace, with ``entries`` if its files were read."""
+        workspace = self.manifest.workspace
+        if workspace is None:
+            return None
+        body: dict[str, Any] = {
+            "path": workspace.path,
+            "files": workspace.files,
+            "bytes": workspace.data.size,
+            "left_out": workspace.left_out,
+        }
+        names = ("path", "size", "mode", "uid", "gid", "mtime_ns", "target", "digest")
+        if self.workspace is not None:
+            body["entries"] = [
+                {name: getattr(record, name) for name in names} for record in self.workspace
+            ]
+        return body
 
     def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
         return [

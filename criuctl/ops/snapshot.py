@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..config import Config
 from ..dump.job import DumpRequest
@@ -49,6 +50,7 @@ def snapshot(
     late: str = "the deadline has passed",
     leave_running: bool = True,
     max_freeze: float | None = None,
+    with_workspace: bool = False,
 ) -> Iterator[SnapshotOutcome]:
     """Dump each, `jobs` at a time, and leave it running (or not); yield each outcome as soon as it
     is known.
@@ -61,7 +63,19 @@ def snapshot(
             snapshot_failed(config, reporter, subject.name, subject.error)
             yield SnapshotOutcome(subject.name, error=subject.error)
     work = [
-        (subject.name, _dump(config, subject, leave_running, max_freeze))
+        (
+            subject.name,
+            _dump(
+                config,
+                subject,
+                DumpRequest(
+                    leave_running=leave_running,
+                    max_freeze=max_freeze,
+                    keep_tracking=leave_running,
+                    with_workspace=with_workspace,
+                ),
+            ),
+        )
         for subject in subjects
         if subject.error is None
     ]
@@ -78,18 +92,13 @@ def snapshot(
 
 
 def _dump(
-    config: Config, subject: Subject, leave_running: bool, max_freeze: float | None
+    config: Config, subject: Subject, request: DumpRequest
 ) -> Callable[[Reporter], dict[str, Any]]:
     def work(reporter: Reporter) -> dict[str, Any]:
         labels = dict(subject.labels) if subject.tree else {}
         try:
-            request = DumpRequest(
-                leave_running=leave_running,
-                labels=labels,
-                max_freeze=max_freeze,
-                keep_tracking=leave_running,
-            )
-            result = dump(config, subject.name, request=request, reporter=reporter)
+            asked = replace(request, labels=labels)
+            result = dump(config, subject.name, request=asked, reporter=reporter)
         except CriuctlError as error:
             # here, so that no other dump waits for its hooks
             snapshot_failed(config, reporter, subject.name, error)

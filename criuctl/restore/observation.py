@@ -36,7 +36,7 @@ from ..report import Finding, Reporter
 from . import memory_needs, outcome
 from .connection_plan import owners_in
 from .host_facts import HostFacts, PlanOptions
-from .observe import observe
+from .observe import observe, sees_mounts_of_dump
 from .request import RestoreRequest
 from .source import Source, Unpacked
 
@@ -88,9 +88,15 @@ def observe_all(
         raise outcome.refusal(leased)
     remains = outcome.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, options, user_ids(images))
+    if request.rewind:
+        facts = replace(facts, files=_rewound(manifest, facts, unpacked))
     # before anything reads the images' deleted files
     deleted_copies.make(images, facts.files, unpacked.reader)
     files, findings = _files(config, request, manifest, images, facts)
+    if request.rewind:
+        from ..files import rewind  # seldom asked for
+
+        findings += rewind.conflicts(config, manifest, files)
     deleted = deleted_names.judge(manifest, images, files, options.files, unpacked.reader)
     if request.copy:
         findings += deleted_names.both_write(deleted)
@@ -121,6 +127,19 @@ def observe_all(
         names=names,
         bound=interfaces.bound(images, facts.netns),
         owners=owners_in(images),
+    )
+
+
+def _rewound(manifest: Manifest, facts: HostFacts, unpacked: Unpacked) -> tuple[Judgement, ...]:
+    """Return the judged files with those of the workspace."""
+    from ..files import rewind  # seldom asked for
+
+    return rewind.judge(
+        manifest,
+        unpacked.reader,
+        facts.files,
+        user_ids(unpacked.images),
+        at_home=sees_mounts_of_dump(manifest),
     )
 
 

@@ -67,10 +67,7 @@ def observe(
     net = find_net(manifest, copy=options.copy)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
-    at_home = (
-        manifest.host.machine_id == machine_id()
-        and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
-    )
+    at_home = sees_mounts_of_dump(manifest)
     files = tuple(judge_all(manifest.files, options.files, uids, at_home=at_home))
     return HostFacts(
         kernel_arch=platform.machine(),
@@ -89,6 +86,14 @@ def observe(
         findings=tuple(_network_tools(net)),
         # until the images are read
         owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},
+    )
+
+
+def sees_mounts_of_dump(manifest: Manifest) -> bool:
+    """Return whether this is the host of the dump, and the tree saw its mounts."""
+    return (
+        manifest.host.machine_id == machine_id()
+        and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
     )
 
 

@@ -77,7 +77,7 @@ class RestoreResult(Struct, frozen=True):
     lazy: bool
     pids: str
     connections: list[dict[str, Any]]
-    files: list[dict[str, str]]
+    files: list[dict[str, Any]]
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)

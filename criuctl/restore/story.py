@@ -257,6 +257,7 @@ def _work(
         home=home,
         held=held,
         copy=request.copy,
+        rewind=request.rewind,
         authentic=decided.authentic,
         lazy=brought.lazy,
         feeder=feeder,
@@ -333,6 +334,7 @@ def _result(
     work, outcomes = criu_part.work, criu_part.placed.connections
     applied, names = criu_part.around.applied_files, criu_part.around.names
     own = applied.own | (names.own if names is not None else {})
+    new = {j.record.path for j in work.plan.files if j.verdict == "set-aside"}
     return RestoreResult(
         checkpoint=found.manifest.id,
         session=found.name,
@@ -344,7 +346,10 @@ def _result(
         pids=work.plan.pids,
         connections=outcomes,
         files=[
-            *({"path": path, "newer_copy": aside} for path, aside in applied.aside),
+            *(
+                {"path": path, "newer_copy": aside} | ({"new": True} if path in new else {})
+                for path, aside in applied.aside
+            ),
             *({"path": path, "own_copy": copy} for path, copy in own.items()),
         ],
         warnings=list(work.reporter.warnings),

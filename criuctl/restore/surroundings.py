@@ -163,7 +163,10 @@ class Surroundings(Struct, eq=False):
 
     def _put_files(self) -> None:
         work = self.work
-        applied = self.applied = Applied(work.reader, work.manifest.id[:8])
+        rewound = work.manifest.workspace if work.rewind else None
+        applied = self.applied = Applied(
+            work.reader, work.manifest.id[:8], rewound.path if rewound is not None else ""
+        )
         self._unless_kept(applied.undo)
         work.reporter.step("files")
         applied.apply(work.plan.files)

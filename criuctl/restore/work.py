@@ -44,6 +44,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     home: NewHome
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
     copy: bool = False  # the original may run
+    rewind: bool = False  # files of the workspace are put back
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     lazy: StoredMemory | None = None  # pages that follow
     feeder: Feeder | None = None  # brings them from another host

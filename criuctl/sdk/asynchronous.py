@@ -111,6 +111,7 @@ class AsyncSession(AsyncTerminal):
         lazy: bool = False,
         connections: Policy | None = None,
         files: Literal["refuse", "restore", "keep"] | None = None,
+        rewind: bool = False,
         older: bool = False,
         take_over: bool = False,
         force: bool = False,
@@ -129,6 +130,7 @@ class AsyncSession(AsyncTerminal):
                 lazy=lazy,
                 connections=connections,
                 files=files,
+                rewind=rewind,
                 older=older,
                 take_over=take_over,
                 force=force,
@@ -218,6 +220,7 @@ class AsyncSession(AsyncTerminal):
         *,
         labels: Mapping[str, str] | None = None,
         with_files: Sequence[str] = (),
+        with_workspace: bool = False,
         connections: Policy | None = None,
         max_freeze: float | None = None,
     ) -> Checkpoint:
@@ -226,6 +229,7 @@ class AsyncSession(AsyncTerminal):
             lambda s: s.snapshot(
                 labels=labels,
                 with_files=with_files,
+                with_workspace=with_workspace,
                 connections=connections,
                 max_freeze=max_freeze,
             )
@@ -236,6 +240,7 @@ class AsyncSession(AsyncTerminal):
         *,
         labels: Mapping[str, str] | None = None,
         with_files: Sequence[str] = (),
+        with_workspace: bool = False,
         connections: Policy | None = None,
         precopy: bool = False,
         max_freeze: float | None = None,
@@ -245,6 +250,7 @@ class AsyncSession(AsyncTerminal):
             lambda s: s.dump(
                 labels=labels,
                 with_files=with_files,
+                with_workspace=with_workspace,
                 connections=connections,
                 precopy=precopy,
                 max_freeze=max_freeze,

@@ -119,6 +119,7 @@ class Session(Terminal):
         lazy: bool = False,
         connections: Policy | None = None,
         files: Literal["refuse", "restore", "keep"] | None = None,
+        rewind: bool = False,
         older: bool = False,
         take_over: bool = False,
         force: bool = False,
@@ -131,9 +132,9 @@ class Session(Terminal):
         """Bring a checkpoint back to life, and connect to the session; see ``criuctl restore``.
 
         `ref` is a `Checkpoint`, a session's name (its newest one), NAME@N or the begin of an id;
-        `as_name` makes a copy of that name. Nothing is left of a restore that fails:
-        `RestoreFailed`, `PreflightRefused`, or `Conflict` if the session runs already. The outcomes
-        of connections and files are in `restored`.
+        `as_name` makes a copy of that name; `rewind` puts the workspace back, too. Nothing is left
+        of a restore that fails: `RestoreFailed`, `PreflightRefused`, or `Conflict` if the session
+        runs already. The outcomes of connections and files are in `restored`.
         """
         if isinstance(ref, Checkpoint):
             store = store or ref.store
@@ -145,6 +146,7 @@ class Session(Terminal):
             "lazy": lazy,
             "connections": connections,
             "files": files,
+            "rewind": rewind,
             "older": older,
             "take_over": take_over,
             "force": force,
@@ -212,6 +214,7 @@ class Session(Terminal):
         *,
         labels: Mapping[str, str] | None = None,
         with_files: Sequence[str] = (),
+        with_workspace: bool = False,
         connections: Policy | None = None,
         max_freeze: float | None = None,
     ) -> Checkpoint:
@@ -223,6 +226,7 @@ class Session(Terminal):
         request = {
             "leave_running": True,
             "with_files": _paths(with_files),
+            "with_workspace": with_workspace,
             "labels": dict(labels or {}),
             "connections": connections,
             "max_freeze": max_freeze,
@@ -234,6 +238,7 @@ class Session(Terminal):
         *,
         labels: Mapping[str, str] | None = None,
         with_files: Sequence[str] = (),
+        with_workspace: bool = False,
         connections: Policy | None = None,
         precopy: bool = False,
         max_freeze: float | None = None,
@@ -243,6 +248,7 @@ class Session(Terminal):
         """
         request = {
             "with_files": _paths(with_files),
+            "with_workspace": with_workspace,
             "labels": dict(labels or {}),
             "connections": connections,
             "precopy": precopy,

@@ -30,6 +30,14 @@ MAX_FREEZE = click.option(
 )
 
 
+WITH_WORKSPACE = click.option(
+    "--with-workspace",
+    is_flag=True,
+    help="Store the session's workspace (run --workspace), too, as it is while the tree is frozen: "
+    "`restore --rewind` puts it back, `cp` takes files out.",
+)
+
+
 NO_ENCRYPT = click.option(
     "--no-encrypt",
     is_flag=True,
@@ -165,6 +173,7 @@ def _outcome(result: Mapping[str, Any], ended: str) -> str:
     "link; may be given several times. For other files open for writing, size and hash are "
     "recorded.",
 )
+@WITH_WORKSPACE
 @click.option(
     "--carry-binaries",
     is_flag=True,
@@ -208,6 +217,7 @@ def dump(
     leave_running: bool,
     labels: dict[str, str],
     with_files: tuple[str, ...],
+    with_workspace: bool,
     carry_binaries: bool,
     connections: str | None,
     drain: float,
@@ -270,6 +280,7 @@ def dump(
             leave_running=leave_running,
             labels=labels or {},
             with_files=with_files,
+            with_workspace=with_workspace,
             carry_binaries=carry_binaries,
             connections=connections,
             drain=drain,

@@ -14,12 +14,15 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
-from ..text import duration, facts, printable, span
+from ..text import duration, facts, plural, printable, span
 from .check import EXIT_REFUSED, findings_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
     from ...files.judgement import Policy
+
+
+_FILES = 20  # that are named
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -39,7 +42,9 @@ def _outcome(result: Mapping[str, Any]) -> str:
             f"{printable(newer['store'])}"
         )
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
-    lines += [f"  {_file(f)}" for f in result["files"]]
+    lines += [f"  {_file(f)}" for f in result["files"][:_FILES]]
+    if (more := len(result["files"]) - _FILES) > 0:
+        lines.append(f"  and {plural(more, 'more file')} (see --json)")
     return "\n".join(lines)
 
 
@@ -52,7 +57,12 @@ def _source(result: Mapping[str, Any]) -> str:
     )
 
 
-def _file(entry: Mapping[str, str]) -> str:
+def _file(entry: Mapping[str, Any]) -> str:
+    if entry.get("new"):
+        return (
+            f"{printable(entry['path'])} is new since the checkpoint, and is "
+            f"{printable(entry['newer_copy'])} now"
+        )
     if "own_copy" in entry:
         return (
             f"{printable(entry['path'])} was left to its other users, the tree's own copy is "
@@ -124,6 +134,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     examples=[
         ("Bring the newest checkpoint of web back:", "criuctl restore web"),
         ("Show the plan first:", "criuctl restore web@3 --dry-run"),
+        ("Memory and workspace as they were then:", "criuctl restore work@3 --rewind"),
         ("A copy next to the live original:", "criuctl restore web --as web-copy"),
         ("Under a supervisor that wants to see it end:", "criuctl restore web --attach"),
     ],
@@ -194,6 +205,13 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "contents and leaves the file.  [default: the configuration's, else restore]",
 )
 @click.option(
+    "--rewind",
+    is_flag=True,
+    help="Also put the session's workspace back as it was, from a checkpoint that was taken with "
+    "snapshot --with-workspace. What is newer is moved to a folder next to the workspace.  "
+    "[default: leave the workspace as it is]",
+)
+@click.option(
     "--dry-run",
     is_flag=True,
     help=(
@@ -228,6 +246,7 @@ def restore(
     connections: str | None,
     connections_deadline: float | None,
     files: str | None,
+    rewind: bool,
     dry_run: bool,
     take_over: bool,
     force: bool,
@@ -248,9 +267,20 @@ def restore(
     --older continues, and so does an explicit NAME@N or id; the result shows which checkpoint it
     was, how old it is, from which store, and whether there is a newer one.
 
+    With --rewind memory and files are of the same moment. Changed files of the workspace are put
+    back, with owner and mode; their newer copies, and files that are new since, are moved to
+    WORKSPACE.newer-ID-TIME, where they keep their paths. Nothing is deleted. It is refused (4)
+    while a process has one of these files open for writing, while another session works in the
+    workspace, and where a changed file belongs to another user now. A copy (--as) shares the
+    workspace of its original, so --as excludes it.
+
     The tree runs on by itself when criuctl ends. The result shows the outcome of each connection to
     the outside.
     """
+    if rewind and new_name is not None:
+        raise click.UsageError(
+            "--rewind and --as exclude each other: a copy shares the workspace of its original"
+        )
     with app.store_coming(), app.reporting() as reporter:
         from ...restore.plan import RestorePlan
         from ...restore.request import RestoreRequest
@@ -262,6 +292,7 @@ def restore(
             connections=connections,
             connections_deadline=connections_deadline,
             files=cast("Policy | None", files),
+            rewind=rewind,
             lazy=lazy,
             dry_run=dry_run,
             take_over=take_over,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -154,7 +157,35 @@ def _files(body: Body, *, all_: bool = True) -> str:
             )
     more = len(body["files"]) - len(rows)
     shown = table(columns, rows) if rows else "none that are written"
+    if body["workspace"] is not None:
+        shown += f"\n\n{_workspace(body['workspace'])}"
     return f"{shown}\nand {more} that are only read or mapped (see --files)" if more else shown
+
+
+def _workspace(workspace: Mapping[str, Any]) -> str:
+    """Return the workspace, and its files if they were read: mode, size and time of each."""
+    amount = f"{plural(workspace['files'], 'file')}, {size(workspace['bytes'])}"
+    lines = [f"workspace {printable(workspace['path'])}: {amount}"]
+    columns = (
+        Column("mode"),
+        Column("size", right=True),
+        Column("modified"),
+        Column("path", prose=True),
+    )
+    rows = []
+    for entry in workspace.get("entries", ()):
+        then = datetime.fromtimestamp(entry["mtime_ns"] // 10**9, UTC)
+        target = f" -> {printable(entry['target'])}" if entry["target"] else ""
+        inner = os.path.relpath(entry["path"], workspace["path"])
+        rows.append(
+            (
+                stat.filemode(entry["mode"]),
+                size(entry["size"]) if stat.S_ISREG(entry["mode"]) else "",
+                then.strftime("%Y-%m-%d %H:%M:%S"),
+                f"{printable(inner)}{target}",
+            )
+        )
+    return "\n".join([*lines, *([table(columns, rows)] if rows else [])])
 
 
 def _maps(body: Body) -> str:
@@ -300,7 +331,8 @@ def _only(body: Body, sections: Sequence[str]) -> str:
 @click.option(
     "--files",
     is_flag=True,
-    help="Show all files only: those the tree has open or mapped, and those taken along.",
+    help="Show all files only: those the tree has open or mapped, those taken along, and those of "
+    "the workspace (snapshot --with-workspace).",
 )
 @click.option(
     "--connections", is_flag=True, help="Show all connections only, those inside the tree too."
@@ -342,7 +374,12 @@ def show(app: App, /, ref: str, **only: bool) -> int:
     if only["values"] and not only["env"]:
         raise click.UsageError("--values goes with --env")
     body = show_checkpoint(
-        app.config, ref, maps=only["maps"], env=only["env"], values=only["values"]
+        app.config,
+        ref,
+        maps=only["maps"],
+        env=only["env"],
+        values=only["values"],
+        files=only["files"],
     ).to_dict()
     app.emit(body, lambda: _only(body, sections), brief=lambda: str(body["id"]))
     return 0

@@ -14,7 +14,7 @@ from ..descriptions import print_each, print_failure
 from ..pages import page
 from ..streams import tell, write_result
 from ..text import printable
-from .dump import MAX_FREEZE, NO_ENCRYPT, outcome_line, parse_labels
+from .dump import MAX_FREEZE, NO_ENCRYPT, WITH_WORKSPACE, outcome_line, parse_labels
 
 if TYPE_CHECKING:
     from ...ops.snapshot import SnapshotOutcome
@@ -43,6 +43,7 @@ JOBS = click.option(
             "Sessions that were started with run --label tier=prod:",
             "criuctl snapshot --label tier=prod",
         ),
+        ("Memory and files of the same moment:", "criuctl snapshot work --with-workspace"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["dump", "schedule", "maintenance", "list"],
@@ -80,6 +81,7 @@ JOBS = click.option(
 @click.option(
     "--deadline", metavar="SPAN", help="Interrupt snapshots that take longer.  [default: none]"
 )
+@WITH_WORKSPACE
 @MAX_FREEZE
 @NO_ENCRYPT
 @pass_app
@@ -92,6 +94,7 @@ def snapshot(
     wait: str | None,
     jitter: str | None,
     deadline: str | None,
+    with_workspace: bool,
     max_freeze: float | None,
     no_encrypt: bool,
 ) -> int:
@@ -136,6 +139,7 @@ def snapshot(
                 until=until,
                 late=late,
                 max_freeze=max_freeze,
+                with_workspace=with_workspace,
             )
 
     codes = print_each(app, taken(), printer(app), lambda outcome: outcome.to_dict())
