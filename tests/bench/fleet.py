@@ -230,6 +230,9 @@ class Fleet:
             every = [stack.enter_context(self.opened(host)) for host in range(self.hosts)]
             while self.done < checkpoints:
                 self._store(every[self.done % self.sessions % self.hosts])
+        for host in range(self.hosts):  # each knows what there is, as after many dumps
+            with self.opened(host) as repository:
+                repository.preflight_write()
 
 
 def leased(fleet: Fleet) -> tuple[Step, Step]:
