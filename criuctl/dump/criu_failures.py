@@ -8,7 +8,6 @@ from ..config import Config
 from ..criu import driver
 from ..criu.images import ImageSet, read
 from ..errors import CriuctlError, DumpFailed, NoSuchProcess
-from ..host.failures import diagnosis
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity
@@ -69,6 +68,8 @@ def explain(
     # CRIU, as a guest in its PID namespace, has ended with it, or met a zombie
     if not tree and _ended(root):
         return NoSuchProcess(f"PID {root} has ended before it was frozen")
+    from ..host.failures import diagnosis
+
     kept = diagnosis.kept(config, error.log, f"dump-{session}")
     found = diagnosis.diagnose(error.log, str(error))
     alive = tree[0].identity.alive() if tree else not _ended(root)

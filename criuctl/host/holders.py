@@ -26,14 +26,12 @@ from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone
 from ..proc import command, terminalkeeper
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
-from ..session.client.session import Session
-from ..session.launch.daemon import HolderSpec, helper_environment, start_holder
-from ..session.launch.spawn import Inside
 from ..session.protocol import RESTORES
 from . import key, step_travel
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
+    from ..session.client.session import Session
     from ..session.terminal import Pty
 
 _GONE = 10.0  # seconds for a holder that was asked to end
@@ -120,6 +118,8 @@ class RestoredHolder:
             step_travel.hand_on(self._session, held, reader, stored, supervised=supervised)
 
     def _connect(self, name: str) -> Session:
+        from ..session.client.session import Session  # most trees have no holder
+
         return Session.connect(
             name, config=self._config, kind="service", operator=RESTORES, role="admin"
         )
@@ -133,6 +133,8 @@ class RestoredHolder:
         wait_ended([holder], _GONE)
 
     def _start(self, reader: CheckpointReader) -> None:
+        from ..session.launch.daemon import HolderSpec, start_holder
+
         m = self._manifest
         held = m.holder or HolderRecord(command=m.root.argv if m.root is not None else ())
         main = main_terminal(m.terminals)
@@ -171,6 +173,8 @@ class RestoredHolder:
         """Write the folder that the session reads; return what its namespaces must show where."""
         if self._manifest.holder is None:
             return None
+        from ..session.launch.spawn import Inside
+
         inside = Inside.of(self._config.run_dir, self._record.name, private=private)
         restored = {
             "checkpoint": self._manifest.id,
@@ -234,6 +238,8 @@ class RestoredHolder:
         RULE: no command runs here because a checkpoint contains it (`criuctl.files.predicates`): a
         condition that this host has not noted itself is `foreign`.
         """
+        from ..session.launch.daemon import helper_environment
+
         held = self._manifest.holder
         given = dict(held.inside) if held is not None else {}
         sealed = {
@@ -324,6 +330,8 @@ def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
     """End the holder of a session that has ended, which only keeps its exit status, and wait until
     it is gone.
     """
+    from ..session.client.session import Session
+
     # it may just be ending by itself
     with (
         suppress(SessionGone),

@@ -17,7 +17,6 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.terminal_records import HolderRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import Damaged
-from ..steps.journal import MAX_BYTES
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 2.0  # that a dump waits for steps of the kind once
 _STREAM = "steps"
 _BATCH = 256 << 10  # bytes of one request
-_MOST = MAX_BYTES  # of a checkpoint's copy: the journal itself may not be larger
 
 
 class StepCopy:
@@ -78,10 +76,12 @@ def hand_on(
 
 
 def _lines(reader: CheckpointReader, ref: StreamRef) -> Iterable[dict[str, Any]]:
+    from ..steps.journal import MAX_BYTES  # the journal itself may not be larger
+
     data = b""
     for chunk in reader.chunks(ref):
         data += chunk
-        if len(data) > _MOST:
+        if len(data) > MAX_BYTES:
             raise Damaged("the checkpoint has more steps than a session may have")
     for line in data.splitlines():
         try:

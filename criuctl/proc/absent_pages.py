@@ -79,7 +79,7 @@ class AbsentPages:
     def move(self, start: int, to: int, length: int) -> None:
         """Note that the memory at `start` lies at `to` now.
 
-        What is expected there stays: kernels before 6.17 report a length that may be too large.
+        What is expected there stays: of a move that shrinks, older kernels report the old length.
         """
         moved = [
             Run(run.start + to - start, run.end + to - start, run.home)

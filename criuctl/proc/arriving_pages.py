@@ -14,8 +14,8 @@ A page that the program has written, unmapped or discarded is never overwritten:
 - A fault where no page will arrive gets zeros in the same way.
 
 A forked child has an address space of its own, with all pages that its parent lacks. Spaces are
-only ever appended, under the lock of the parent: whoever puts a page in all spaces, one after the
-other, finds the child after its parent.
+only ever appended, under the lock of the parent: a thread that puts a page in all spaces, one after
+the other, finds the child after its parent.
 """
 
 from __future__ import annotations

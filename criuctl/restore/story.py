@@ -20,7 +20,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..cgroups import recreation
-from ..checkpoint import step_replica
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import binary, driver
@@ -249,7 +248,7 @@ def _work(
             home.config,
             found.manifest,
             home.session,
-            list if request.copy else partial(step_replica.read, found.repository, home.session.id),
+            list if request.copy else partial(_stored_steps, found.repository, home.session.id),
             supervised=bool(request.ttl),
             copy=request.copy,
         ),
@@ -264,6 +263,13 @@ def _work(
         filling=brought.filling,
         devices=decided.devices,
     )
+
+
+def _stored_steps(repository: Repository, session: str) -> list[dict[str, Any]]:
+    """Return the steps of a session that the store has."""
+    from ..checkpoint import step_replica  # only sessions have steps
+
+    return step_replica.read(repository, session)
 
 
 def _sweep(config: Config) -> None:

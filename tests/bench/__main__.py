@@ -174,6 +174,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="the criuctl to measure [this checkout's]",
     )
     parser.add_argument(
+        "--former",
+        type=shlex.split,
+        metavar="COMMAND",
+        default=[],
+        help="another criuctl, which case small compares this one with: "
+        "'env PYTHONPATH=/old python3 -m criuctl' [none]",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of tables"
     )
     parsed = parser.parse_args(argv)

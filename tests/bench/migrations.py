@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BY_HAND, AT_ONCE = "by hand", "no pre-copy"
 DOWNTIME = Bound(0.3, BY_HAND)
-NOTICED = Bound(1.0)
+NOTICED = Bound(0.35)
 RATE = "1gbit"
 
 _PORT = 4100

@@ -325,6 +325,7 @@ class Criuctl(Way):
             for k, v in os.environ.items()
             if not k.startswith(("CRIUCTL_", "AWS_")) or k == "CRIUCTL_CRIU"
         }
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # as it is where pip has installed it
         return env | {
             "PYTHONPATH": str(PROJECT),
             "XDG_CONFIG_HOME": str(self._folder / "config"),

@@ -4,9 +4,11 @@ was.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from support import oracle
 from support.command import Criuctl
 from support.keeper import wait_until
 from support.pauses import paused
@@ -75,3 +77,27 @@ def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
     wait_until(ended, 60, "nothing of it runs")
     restored = trip.restore(report, animal)
     restored.ask()
+
+
+def test_killed_while_a_program_needs_its_pages(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, compiled: Path
+) -> None:
+    """It ends before it reads zeros in the place of a page, and so do its children."""
+    folder = zoo.home / "hostile"
+    command = [str(compiled / "hostile"), str(folder), "6", "100000000", "96"]
+    animal = zoo.launch(command, quiet=False)
+    wait_until((folder / "ready").exists, 60, "its memory is filled")
+    report = trip.dump(animal)
+    (folder / "go").touch()
+    with paused(criuctl, "pages-follow", "restore", report["checkpoint"], "--lazy") as held:
+        held.command.process.kill()
+        held.command.process.wait(60)
+
+    def ended() -> bool:
+        return not any(
+            name.isdigit() and str(folder) in oracle.read(f"/proc/{name}/cmdline")
+            for name in os.listdir("/proc")
+        )
+
+    wait_until(ended, 60, "nothing of it runs")
+    assert animal.output() == ""

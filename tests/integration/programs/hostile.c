@@ -54,6 +54,7 @@ static uint64_t rnd(struct part *p, uint64_t limit)
 static int bad(struct part *p, size_t at, const char *what, uint64_t found, uint64_t wanted)
 {
 	snprintf(wrong, sizeof(wrong), "part %d page %zu: %s: %#lx, not %#lx", (int)(p - parts), at, what, (long)found, (long)wanted);
+	dprintf(2, "%s\n", wrong);
 	return 1;
 }
 
@@ -202,10 +203,8 @@ static void breed(struct part *p)
 		return;
 	if (!child) {
 		p->children = 0;
-		if (attack(p, steps / 8) || check(p, 0, 2 * p->pages)) {
-			dprintf(2, "child: %s\n", wrong);
+		if (attack(p, steps / 8) || check(p, 0, 2 * p->pages))
 			_exit(1);
-		}
 		_exit(0);
 	}
 	p->children++;

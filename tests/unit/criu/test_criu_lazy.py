@@ -230,3 +230,19 @@ def test_a_watcher_that_was_killed_harms_no_success(
     program.channel.sendall(b"xx")
     assert program.channel.recv(1) == b"p"
     assert program.channel.recv(1) == b"y"
+
+
+def test_processes_whose_root_has_ended(folder: int) -> None:
+    """They need their pages as well, and are ended with the rest."""
+    tree = ["sh", "-c", "sleep 1000 & echo $!; read nothing"]
+    with subprocess.Popen(tree, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as root:
+        assert root.stdout is not None
+        child = ProcessIdentity.of(int(root.stdout.readline()))
+        with LazyPages(folder, Source({}, None)) as pages:
+            pages.watch(ProcessIdentity.of(root.pid))
+            pages.watched()
+            root.kill()
+            root.wait()
+            assert child.alive()
+            pages.stop()
+    wait_until(lambda: not child.alive(), 60, "it is ended")
