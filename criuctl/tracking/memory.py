@@ -138,7 +138,7 @@ class TrackedMemory:
         return (
             len(self.rounds) >= _ROUNDS
             or (len(self.rounds) > 1 and last <= _LITTLE)
-            or (len(self.rounds) > 2 and last > _SHRINK * self.rounds[-2].read)
+            or (len(self.rounds) > 1 and last > _SHRINK * self.rounds[-2].read)
         )
 
     def _register(self) -> None:

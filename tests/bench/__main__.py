@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, migrations, screens, sessions, steps, storage
+from . import cases, interrupts, migrations, screens, sessions, steps, storage, tracking
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -274,7 +274,7 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
     if "increment" in options.case:
         yield from cases.increment(bench, options.sizes or sizes[-1:], options.processes)
     if "tracked" in options.case:
-        yield from cases.tracked(bench, options.sizes or sizes[-1:])
+        yield from tracking.tracked(bench, options.sizes or sizes[-1:])
     if "fixed" in options.case:
         yield from cases.fixed(bench)
     if "list" in options.case:

@@ -29,7 +29,6 @@ COLD_DUMP = Bound(0.6, BY_HAND)
 RESTORE = Bound(0.7, BY_HAND)
 FROZEN = Bound(1.3, TMPFS)
 NEW_BYTES = Bound(1.3)
-TRACKED = {0.0: Bound(0.10, TMPFS), 0.01: Bound(0.15, TMPFS), 0.05: Bound(0.25, TMPFS)}
 PEAK_MIB = Bound(400)
 SMALL_DUMP = Bound(0.6)
 LIST = Bound(0.3)
@@ -124,7 +123,7 @@ def count(number: int, one: str, many: str) -> str:
 
 
 @contextmanager
-def _subject(bench: Bench, size: int, processes: int) -> Iterator[Subject]:
+def subject_of(bench: Bench, size: int, processes: int) -> Iterator[Subject]:
     subject = Subject(bench, size, processes)
     try:
         yield subject
@@ -150,7 +149,7 @@ def warm_up(bench: Bench) -> None:
     """Every way once, untimed: code, libraries and the kernel's memory are warm for all."""
     bench.say("warming up")
     section = Section("warm-up", {})
-    with _subject(bench, 50 * MIB, 1) as subject:
+    with subject_of(bench, 50 * MIB, 1) as subject:
         for way in [*bench.plain(), *(w for p in bench.places for w in bench.all_ways(p))]:
             with subject.turn(way, section) as tree:
                 _there_and_back(tree, way)
@@ -163,7 +162,7 @@ def dump_restore(
     """Cold dumps that end the tree, and restores, in turn."""
     for size in sizes:
         for number in processes:
-            with _subject(bench, size, number) as subject:
+            with subject_of(bench, size, number) as subject:
                 yield from _dump_restore(bench, subject, shown)
 
 
@@ -228,7 +227,7 @@ def precopy(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> Ite
                     {"case": "precopy", "size": size, "processes": number, "store": place.name},
                 )
                 ways = [bench.criuctl(place), bench.criuctl(place, "--pre-copy")]
-                with _subject(bench, size, number) as subject:
+                with subject_of(bench, size, number) as subject:
                     for turn in range(bench.runs):
                         bench.say(f"pre-copy, round {turn + 1} of {bench.runs}")
                         for way in ways:
@@ -254,7 +253,7 @@ def increment(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> I
                 )
                 key = {"case": "increment", "size": size, "processes": number, "store": place.name}
                 section = Section(title, {**key, "run_size": bench.run_size})
-                with _subject(bench, size, number) as subject:
+                with subject_of(bench, size, number) as subject:
                     _increment(bench, subject, place, section)
                 yield section
 
@@ -287,40 +286,6 @@ def _increment(bench: Bench, subject: Subject, place: Place, section: Section) -
             way.clean()
 
 
-def tracked(bench: Bench, sizes: Sequence[int]) -> Iterator[Section]:
-    """How long a tree is frozen that is left running, if its writes are tracked meanwhile."""
-    place = bench.places[0]
-    for size in sizes:
-        title = f"tracked snapshots, {size_name(size)} in 1 process, {place.name}"
-        section = Section(title, {"case": "tracked", "size": size, "store": place.name})
-        own = Criuctl(
-            bench.commands,
-            bench.disk / place.name,
-            place,
-            bench.program,
-            configuration={"CRIUCTL_TRACK_WRITES_MIB": "1"},
-        )
-        ways: list[Way] = [own, PlainCriu(TMPFS, bench.criu, bench.tmpfs)]
-        with _subject(bench, size, 1) as subject:
-            try:
-                for number in range(bench.runs):
-                    bench.say(f"tracked snapshots, round {number + 1} of {bench.runs}")
-                    for share, bound in TRACKED.items():
-                        if share:
-                            subject.tree.change(share, bench.run_size)
-                        for way in ways:
-                            if subject.plays(way):
-                                with subject.turn(way, section) as tree:
-                                    dumped = way.dump(tree, leave_running=True)
-                                    row = section.row(f"frozen, {share:.0%} rewritten", bound=bound)
-                                    row.add(way.name, dumped.frozen)
-                                    tree.verify()
-            finally:
-                for way in ways:
-                    way.clean()
-        yield section
-
-
 def _note_new(section: Section, dumped: Dumped, changed: int) -> None:
     section.row("new bytes by bytes changed", "ratio", NEW_BYTES).add(SUBJECT, dumped.new / changed)
     section.row("stored bytes by bytes changed", "ratio", NEW_BYTES).add(
@@ -336,7 +301,7 @@ def fixed(bench: Bench) -> Iterator[Section]:
         )
         own = bench.criuctl(place)
         ways: list[Way] = [own, *bench.peers(place), *bench.plain()]
-        with _subject(bench, 10 * MIB, 1) as subject:
+        with subject_of(bench, 10 * MIB, 1) as subject:
             try:
                 for number in range(max(bench.runs, 5 if isinstance(place, Folder) else 0)):
                     bench.say(f"fixed cost, round {number + 1}")
@@ -374,7 +339,7 @@ def listing(bench: Bench) -> Iterator[Section]:
             {"case": "list", "store": place.name},
         )
         own = bench.criuctl(place)
-        with _subject(bench, 10 * MIB, 1) as subject, subject.turn(own, section) as tree:
+        with subject_of(bench, 10 * MIB, 1) as subject, subject.turn(own, section) as tree:
             own.dump(tree, leave_running=True)
         try:
             if subject.plays(own):
@@ -412,7 +377,7 @@ def peak_memory(bench: Bench, sizes: Sequence[int]) -> Iterator[Section]:
                 {"case": "rss", "size": size, "store": place.name},
             )
             own = bench.criuctl(place)
-            with _subject(bench, size, 1) as subject, subject.turn(own, section) as tree:
+            with subject_of(bench, size, 1) as subject, subject.turn(own, section) as tree:
                 bench.say("peak memory")
                 try:
                     dumped, restored = _there_and_back(tree, own, memory=True)
