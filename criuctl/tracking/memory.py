@@ -134,11 +134,11 @@ class TrackedMemory:
     def _enough(self) -> bool:
         if not self.rounds:
             return False
-        last = self.rounds[-1].read
+        last, more = self.rounds[-1].read, len(self.rounds) > 1
         return (
             len(self.rounds) >= _ROUNDS
-            or (len(self.rounds) > 1 and last <= _LITTLE)
-            or (len(self.rounds) > 2 and last > _SHRINK * self.rounds[-2].read)
+            or (last <= _LITTLE and (more or self.known > 0))
+            or (more and last > _SHRINK * self.rounds[-2].read)
         )
 
     def _register(self) -> None:

@@ -29,7 +29,6 @@ COLD_DUMP = Bound(0.6, BY_HAND)
 RESTORE = Bound(0.7, BY_HAND)
 FROZEN = Bound(1.3, TMPFS)
 NEW_BYTES = Bound(1.3)
-TRACKED = {0.0: Bound(0.10, TMPFS), 0.01: Bound(0.15, TMPFS), 0.05: Bound(0.25, TMPFS)}
 PEAK_MIB = Bound(400)
 SMALL_DUMP = Bound(0.6)
 LIST = Bound(0.3)
@@ -285,40 +284,6 @@ def _increment(bench: Bench, subject: Subject, place: Place, section: Section) -
     finally:
         for way in ways:
             way.clean()
-
-
-def tracked(bench: Bench, sizes: Sequence[int]) -> Iterator[Section]:
-    """How long a tree is frozen that is left running, if its writes are tracked meanwhile."""
-    place = bench.places[0]
-    for size in sizes:
-        title = f"tracked snapshots, {size_name(size)} in 1 process, {place.name}"
-        section = Section(title, {"case": "tracked", "size": size, "store": place.name})
-        own = Criuctl(
-            bench.commands,
-            bench.disk / place.name,
-            place,
-            bench.program,
-            configuration={"CRIUCTL_TRACK_WRITES_MIB": "1"},
-        )
-        ways: list[Way] = [own, PlainCriu(TMPFS, bench.criu, bench.tmpfs)]
-        with subject_of(bench, size, 1) as subject:
-            try:
-                for number in range(bench.runs):
-                    bench.say(f"tracked snapshots, round {number + 1} of {bench.runs}")
-                    for share, bound in TRACKED.items():
-                        if share:
-                            subject.tree.change(share, bench.run_size)
-                        for way in ways:
-                            if subject.plays(way):
-                                with subject.turn(way, section) as tree:
-                                    dumped = way.dump(tree, leave_running=True)
-                                    row = section.row(f"frozen, {share:.0%} rewritten", bound=bound)
-                                    row.add(way.name, dumped.frozen)
-                                    tree.verify()
-            finally:
-                for way in ways:
-                    way.clean()
-        yield section
 
 
 def _note_new(section: Section, dumped: Dumped, changed: int) -> None:

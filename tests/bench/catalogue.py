@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import cases, lazy, migrations, screens, sessions, small, steps, storage
+from . import cases, lazy, migrations, screens, sessions, small, steps, storage, tracking
 from .cases import GIB, MIB, Bench
 from .report import Section
 
@@ -66,7 +66,9 @@ CASES = {
         lambda bench, asked: cases.increment(bench, asked.sizes or [GIB], asked.processes),
         stores=True,
     ),
-    "tracked": Case(lambda bench, asked: cases.tracked(bench, asked.sizes or [GIB]), stores=True),
+    "tracked": Case(
+        lambda bench, asked: tracking.tracked(bench, asked.sizes or [GIB]), stores=True
+    ),
     "lazy": Case(lambda bench, asked: lazy.lazy(bench, _largest(asked, 4 * GIB)), stores=True),
     "fixed": Case(lambda bench, _: cases.fixed(bench), stores=True),
     "small": Case(lambda bench, asked: small.small(bench, asked.former), stores=True),

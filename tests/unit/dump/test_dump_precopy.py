@@ -16,10 +16,11 @@ from support.keeper import wait_until
 
 from criuctl.checkpoint import layers
 from criuctl.criu.pages import PAGE, ImageKey
-from criuctl.dump.precopy import Round, Rules, enough, precopy
+from criuctl.dump.precopy import Rules, enough, precopy
 from criuctl.proc.syscalls import address_of
 from criuctl.proc.tree import read_process
 from criuctl.report import Reporter
+from criuctl.tracking.rounds import Round
 
 MB = 1_000_000
 MIB = 1 << 20
