@@ -52,7 +52,7 @@ from ..text import printable
 @click.option(
     "--ca",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="Authorities that may sign the server's certificate.  [default: the system's]",
 )
 @click.option(
@@ -64,13 +64,13 @@ from ..text import printable
 @click.option(
     "--cert",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="A client certificate; needs a unix socket.  [default: none]",
 )
 @click.option(
     "--key",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(dir_okay=False),
     help="Its private key.  [default: in the file of --cert]",
 )
 @click.option(

@@ -219,8 +219,8 @@ def _upper_layer(s: TreeSocket) -> str:
 
 
 def _upper_layer_lost(s: TreeSocket, layer: str) -> Finding:
-    """Refuse it: CRIU saves neither the layer nor its keys, and a restored socket would send plain
-    text to a peer that expects TLS.
+    """Refuse it: CRIU 4.2 saves neither the layer nor its keys, and the restored socket sends plain
+    text to a peer that expects TLS. With bytes to read, CRIU's dump fails.
     """
     if layer == "tls":
         return _error(
