@@ -66,7 +66,7 @@ def plan(worths: Sequence[Worth], left: float, jobs: int) -> Plan:
 
 
 def too_slow(worths: Sequence[Worth], window: float) -> list[Worth]:
-    """Return those of which one dump alone takes longer than a notice gives, longest first."""
+    """Return those that a notice gives no time to dump even alone, longest first."""
     return sorted((w for w in worths if w.seconds > window), key=lambda w: -w.seconds)
 
 
