@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from ..config import Config
-from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
+from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed, StoreUnreachable
 from ..host import configured_trees
 from ..host.journal import events, operation_facts
 from ..host.maintenance import Item, Record, forget, read, write
@@ -106,13 +106,18 @@ def recover(
             settle(config, record)
         if every:
             record = _with_lost(config, record)
+        problem: CriuctlError | None = None
         if from_store:
-            record = _with_homeless(config, record, from_store, reporter)
-        if record is None:
-            return
-        if again:
-            _forget_tries(record)
-        yield from _bring_back(config, record, jobs, pause, reporter)
+            try:
+                record = _with_homeless(config, record, from_store, pause, reporter)
+            except CriuctlError as error:
+                problem = error  # what is recorded here comes back nevertheless
+        if record is not None:
+            if again:
+                _forget_tries(record)
+            yield from _bring_back(config, record, jobs, pause, reporter)
+        if problem is not None:
+            raise problem
 
 
 def _forget_tries(record: Record) -> None:
@@ -144,10 +149,25 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
 
 
 def _with_homeless(
-    config: Config, record: Record | None, labels: Mapping[str, str], reporter: Reporter
+    config: Config,
+    record: Record | None,
+    labels: Mapping[str, str],
+    pause: float,
+    reporter: Reporter,
 ) -> Record | None:
-    """Return the record with the sessions of the store added that live nowhere."""
-    for found in homeless(config, labels, reporter):
+    """Return the record with the sessions of the store added that live nowhere.
+
+    A store that does not answer is asked as often as a restore is tried.
+    """
+    for tried in range(1, TRIES + 1):
+        try:
+            homeless_ones = homeless(config, labels, reporter)
+            break
+        except StoreUnreachable:
+            if tried == TRIES:
+                raise
+            time.sleep(pause)
+    for found in homeless_ones:
         if record is None:
             record = Record("lost", phase="over")
         noted = record.of(found.name)

@@ -1,6 +1,4 @@
-"""The notices of three clouds, by their real protocols, and services that are not what they
-should be.
-"""
+"""The notices of three clouds, by their real protocols."""
 
 from __future__ import annotations
 
@@ -105,46 +103,6 @@ def test_events_of_other_machines_and_of_several() -> None:
         assert notice is not None and notice.id == "event-3", "the next one first"
         assert cloud.acknowledge(notice) is True
         assert service.started == ["event-3"]
-
-
-@pytest.mark.parametrize("harm", ["huge", "drip", "hang", "redirect", "garbage", "error"])
-def test_a_service_that_is_none(
-    service: CloudMetadata, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is unavailable, within its time; nothing is taken for a notice."""
-    asked = Metadata.ask
-    monkeypatch.setattr(
-        Metadata,
-        "ask",
-        lambda self, path, **options: asked(self, path, **options | {"seconds": 0.4}),
-    )
-    cloud = chosen(service.cloud, service.url)
-    service.harm = harm
-    before = time.monotonic()
-    with pytest.raises(MetadataUnavailable):
-        cloud.look()
-    assert time.monotonic() - before < 10
-    assert "elsewhere" not in str(service.requests)
-    if harm not in ("hang", "drip"):  # each cloud would wait for its time
-        with pytest.raises(UsageError, match="no cloud's metadata service"):
-            chosen("auto", service.url)
-
-
-def test_documents_that_make_no_sense() -> None:
-    with metadata_service("aws") as service:
-        cloud = chosen("aws", service.url)
-        service.documents["spot/instance-action"] = "[1]"
-        with pytest.raises(MetadataUnavailable):
-            cloud.look()
-        # a notice whose details cannot be read is a notice
-        service.documents["spot/instance-action"] = '{"action": "\\u001b[2J", "time": {}}'
-        notice = cloud.look()
-        assert notice is not None
-        assert (notice.action, notice.at, notice.left(0)) == ("terminate", None, 120.0)
-    with metadata_service("azure") as service:
-        cloud = chosen("azure", service.url)
-        service.events += [{"EventType": "Preempt", "Resources": 7}, {"EventType": ["Preempt"]}]
-        assert cloud.look() is None
 
 
 def test_a_time_that_has_passed_by_this_clock_counts_for_nothing() -> None:
