@@ -1,5 +1,5 @@
-"""The relay that speaks TLS for programs: servers that are not the right one, and other users of this
-host.
+"""The relay that speaks TLS for programs: servers that are not the right one, and other users of
+this host.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_an_impostor_gets_nothing(wrong: str, authority: Authority, tmp_path: Pa
 
 
 def test_an_answer_that_was_added_in_plain_text(authority: Authority, tmp_path: Path) -> None:
-    """Who is on the way adds "you are logged in" to the server's consent to TLS."""
+    """An attacker on the way adds "you are logged in" to the server's consent to TLS."""
     injected = b"S" + b"R\0\0\0\x08\0\0\0\0"
     path = tmp_path / ".s.PGSQL.5432"
     got: list[bytes] = []
