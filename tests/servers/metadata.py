@@ -9,6 +9,7 @@ without end, ``drip`` sends a byte now and then, ``hang`` nothing, ``redirect`` 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -216,3 +217,21 @@ def metadata_service(cloud: str) -> Iterator[CloudMetadata]:
         server.shutdown()
         thread.join(30)
         server.server_close()
+
+
+def main(cloud: str, port: int) -> None:
+    """Serve on a port until killed; a request of /interrupt announces an interruption."""
+    service = CloudMetadata(cloud)
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if self.path == "/interrupt":
+                service.interrupt(100)
+            super().do_GET()
+
+    handler = type("Handler", (Handler,), {"service": service})
+    ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
