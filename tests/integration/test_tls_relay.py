@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +155,27 @@ def test_a_restore_waits_for_a_server_behind_the_relay(
     restored = zoo.adopt(restoring.json()["pid"], animal)
     assert {c["outcome"] for c in restoring.json()["connections"]} == {"reconnected"}
     assert restored.ask()["mine"][0][0] == 0
+
+
+def test_a_query_is_cancelled(
+    server: PostgresServer, relay: Relays, authority: Authority, home: Home
+) -> None:
+    """The request has a connection of its own, with which the relay does as with any other."""
+    folder = home.path / "relay"
+    relay("--listen", folder / ".s.PGSQL.5432", "--to", f"localhost:{server.port}",
+          "--protocol", "postgresql", "--ca", authority.ca)  # fmt: skip
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    with psycopg.connect(host=str(folder), user="trust", dbname="postgres") as connection:
+
+        def cancel() -> None:
+            wait_until(lambda: server.execute(asleep) == [(1,)], PATIENCE, "it sleeps")
+            connection.cancel()
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute("SELECT pg_sleep(600)")
+        thread.join(PATIENCE)
 
 
 def test_a_server_that_is_not_the_right_one_gets_nothing(
