@@ -82,8 +82,8 @@ def test_another_machine_takes_its_place(homes: Homes, watching: Watching) -> No
     assert alpha("run", "-d", "--", "true", check=False)["exit_code"] == 9
     assert {one["state"] for one in alpha("ls")} == {"checkpointed", "exited"}  # what was killed
     others = [beta, homes("gamma")]
-    words = ("recover", "--from-store", "--label", "pool=web", "--retry-after", "0s")
-    racing = [home.start(*words) for home in others]
+    recover = ("recover", "--from-store", "--label", "pool=web", "--retry-after", "0s")
+    racing = [home.start(*recover) for home in others]
     found: dict[str, Operators] = {}
     for home, command in zip(others, racing, strict=True):
         assert command.process.wait(PATIENCE) == 0, command.output()
@@ -96,7 +96,7 @@ def test_another_machine_takes_its_place(homes: Homes, watching: Watching) -> No
     assert sorted(found) == ["one", "two"]
     for name, home in found.items():
         assert home("exec", name, "--", "echo $remembered")["output"].strip() == name
-    assert [home(*words) for home in others] == [[], []], "they live"
+    assert [home(*recover) for home in others] == [[], []], "they live"
     for words in (("--from-store",), ("--label", "pool=web")):
         assert beta("recover", *words, check=False)["exit_code"] == 2
 
