@@ -99,6 +99,11 @@ COMMANDS: dict[str, Entry] = {
     "connections": Entry(
         f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"
     ),
+    "tls-relay": Entry(
+        f"{_HERE}.tls_relay:tls_relay",
+        "Speak TLS to a database for programs that do not.",
+        "Checkpoints",
+    ),
     "dump": Entry(
         f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"
     ),

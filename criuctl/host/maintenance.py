@@ -43,6 +43,7 @@ class Item(Struct):
     pid: int | None = None  # once it is back
     error: dict[str, Any] | None = None  # of the last try, to store it or to bring it back
     degraded: bool = False
+    shared: bool = False  # it was found in the store: another host may be faster
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``maintenance``, with `findings` for what went wrong."""

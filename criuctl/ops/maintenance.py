@@ -17,7 +17,7 @@ looking again until nothing new is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..config import Config
@@ -30,9 +30,15 @@ from ..quoting import quoted
 from ..report import Reporter
 from ..session.sessions import inside
 from .scheduling.batch import alone
-from .scheduling.subjects import ranks, running
+from .scheduling.subjects import Subject, ranks, running
 
 LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
+
+Grouped = Callable[[list[Subject]], list[list[Subject]]]
+
+
+def _by_order(found: list[Subject]) -> list[list[Subject]]:
+    return ranks(found, ending=True)
 
 
 def lock_of(config: Config) -> tuple[str, str]:
@@ -50,12 +56,14 @@ def begin(
     *,
     jobs: int,
     until: float | None = None,
+    grouped: Grouped = _by_order,
     reporter: Reporter,
 ) -> Iterator[Item]:
     """Shut the door and store everything; yield each item as soon as its outcome is known and
     recorded.
 
     An interrupted call is continued. What fails runs on, and is tried again by the next call.
+    `grouped` decides what is stored side by side, and in which order.
     """
     around = inside(config)
     if around is not None:
@@ -67,7 +75,7 @@ def begin(
     with alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _opened(config, how, reason)
         reporter.step("shut", how=record.how)
-        yield from _store(config, record, jobs, until, reporter)
+        yield from _store(config, record, jobs, until, grouped, reporter)
         if not any(item.state in ("failed", "waiting") for item in record.items):
             record.phase = "stored"
             write(config, record)
@@ -96,7 +104,12 @@ def _opened(config: Config, how: How, reason: str) -> Record:
 
 
 def _store(
-    config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter
+    config: Config,
+    record: Record,
+    jobs: int,
+    until: float | None,
+    grouped: Grouped,
+    reporter: Reporter,
 ) -> Iterator[Item]:
     from .snapshot import snapshot
 
@@ -107,7 +120,7 @@ def _store(
     ]:
         tried |= {subject.name for subject in found}
         _note(config, record, found)
-        for rank in ranks(found, ending=True):
+        for rank in grouped(found):
             outcomes = snapshot(
                 config,
                 rank,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from ..config import Config
-from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
+from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed, StoreUnreachable
 from ..host import configured_trees
 from ..host.journal import events, operation_facts
 from ..host.maintenance import Item, Record, forget, read, write
@@ -27,6 +27,7 @@ from ..session import names
 from .maintenance import LOCK_PATIENCE, lock_of, runs, settle
 from .scheduling import batch
 from .scheduling.subjects import order_of
+from .store_recovery import homeless, taken
 
 TRIES = 3
 # seconds before failed restores are tried again: the network, a store, a peer may be late
@@ -91,10 +92,11 @@ def recover(
     jobs: int,
     pause: float = PAUSE,
     again: bool = False,
+    from_store: Mapping[str, str] | None = None,
     reporter: Reporter,
 ) -> Iterator[Item]:
     """Recover at boot: as `end`, if there is anything to end; with `every` also sessions that the
-    host has lost.
+    host has lost; with `from_store` also those of the store with these labels that live nowhere.
     """
     check_outside(config, begins=True)
     lock, busy = lock_of(config)
@@ -104,11 +106,18 @@ def recover(
             settle(config, record)
         if every:
             record = _with_lost(config, record)
-        if record is None:
-            return
-        if again:
-            _forget_tries(record)
-        yield from _bring_back(config, record, jobs, pause, reporter)
+        problem: CriuctlError | None = None
+        if from_store:
+            try:
+                record = _with_homeless(config, record, from_store, pause, reporter)
+            except CriuctlError as error:
+                problem = error  # what is recorded here comes back nevertheless
+        if record is not None:
+            if again:
+                _forget_tries(record)
+            yield from _bring_back(config, record, jobs, pause, reporter)
+        if problem is not None:
+            raise problem
 
 
 def _forget_tries(record: Record) -> None:
@@ -135,6 +144,39 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
         tree = configured_trees.trees(config).get(known.name)
         order = order_of(tree.labels, tree.order) if tree is not None else configured_trees.ORDER
         item = Item(known.name, order, tree is not None, "stored", known.store, known.checkpoint)
+        record.items.append(item)
+    return record
+
+
+def _with_homeless(
+    config: Config,
+    record: Record | None,
+    labels: Mapping[str, str],
+    pause: float,
+    reporter: Reporter,
+) -> Record | None:
+    """Return the record with the sessions of the store added that live nowhere.
+
+    A store that does not answer is asked as often as a restore is tried.
+    """
+    for tried in range(1, TRIES + 1):
+        try:
+            homeless_ones = homeless(config, labels, reporter)
+            break
+        except StoreUnreachable:
+            if tried == TRIES:
+                raise
+            time.sleep(pause)
+    for found in homeless_ones:
+        if record is None:
+            record = Record("lost", phase="over")
+        noted = record.of(found.name)
+        if noted is not None and noted.state != "gone":
+            continue
+        if noted is not None:
+            record.items.remove(noted)
+        item = Item(found.name, order_of(found.labels), False, "stored", config.store)
+        item.checkpoint, item.ended, item.shared = found.checkpoint, True, True
         record.items.append(item)
     return record
 
@@ -287,7 +329,9 @@ def _try(
             else:
                 assert outcome.error is not None
                 item.error = outcome.error.to_dict()
-                if not _is_here(config, record, item):  # another process was faster
+                if item.shared and taken(config, item.session, item.store):
+                    item.state, item.error = "gone", None  # another host was faster
+                elif not _is_here(config, record, item):  # another process was faster
                     failed.append(item)
             write(config, record)
             reporter.step("noted", session=item.session)

@@ -43,7 +43,7 @@ dpkg --no-triggers --install "$package" >&2
 /usr/bin/criuctl kill first
 /usr/bin/criuctl metrics >"$out/metrics"
 env -u CRIUCTL_STATE_DIR /usr/bin/criuctl unit list --json >"$out/units"
-systemd-analyze verify --man=no criuctl-recover.service criuctl-ui.service \\
+systemd-analyze verify --man=no criuctl-recover.service criuctl-spot.service criuctl-ui.service \\
     criuctl-ui-read-only.service criuctl-supervise@.service >"$out/verify" 2>&1
 MANPATH=/usr/share/man man criuctl-dump >"$out/page"
 bash -n /usr/share/bash-completion/completions/criuctl

@@ -1,4 +1,4 @@
-"""``criuctl maintenance begin|end|status``."""
+"""``criuctl maintenance begin|end|status``; ``watch`` has a module of its own."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ maintenance = LazyGroup(
         "begin": Entry(f"{_SELF}:begin", "Store everything that runs, and let nothing new begin."),
         "end": Entry(f"{_SELF}:end", "Bring back what was stored, and let new sessions begin."),
         "status": Entry(f"{_SELF}:status", "Show what was stored, and what has come back."),
+        "watch": Entry(
+            f"{_SELF}_watch:watch", "Store everything when a cloud takes this machine away."
+        ),
     },
     summary="Store all sessions before a reboot, and restore them.",
     help="""\
@@ -265,9 +268,8 @@ def printer(app: App, wanted: str) -> Callable[[Item], int]:
         if not app.json and not app.quiet:
             checkpoint = f", checkpoint {item.checkpoint[:12]}" if item.checkpoint else ""
             pid = f" as PID {item.pid}" if item.pid and wanted == "back" else ""
-            said = (
-                "has ended of itself" if item.state == "gone" else f"{item.state}{pid}{checkpoint}"
-            )
+            gone = "another host has restored it" if item.shared else "has ended of itself"
+            said = gone if item.state == "gone" else f"{item.state}{pid}{checkpoint}"
             write_result(f"{printable(item.session)}: {said}")
         return DEGRADED if item.degraded and item.state == wanted else 0
 

@@ -22,6 +22,7 @@ _FAMILIES = frozenset({"inet", "inet6", "unix", "packet", "netlink"})
 _PROTOCOLS = frozenset({"ip", "tcp", "udp", "udplite", "icmp", "icmpv6"})
 _IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
+_TCP_ULP, _ULP_NAME = 31, 16  # the longest name of an upper layer protocol
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
 _DATAGRAM_HEADER = 32  # bytes of a send buffer that CRIU does not count as room for data
 _SO_PEEK_OFF = 42
@@ -142,6 +143,8 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
         )
     elif kernel.protocol == "tcp" and not kernel.listed and kernel.state != "close":
         yield _foreign_namespace(s)
+    elif protocol == "tcp" and (layer := _upper_layer(s)):
+        yield _upper_layer_lost(s, layer)
     elif protocol in ("udp", "udplite") and _option(s, socket.IPPROTO_UDP, _IPPROTO_UDP_CORK):
         yield _error(
             s,
@@ -201,6 +204,38 @@ def _option(s: TreeSocket, level: int, name: int) -> int:
             return duplicate.getsockopt(level, name)
     except (NoSuchProcess, OSError):
         return 0
+
+
+def _upper_layer(s: TreeSocket) -> str:
+    """Return the protocol that the kernel speaks on a TCP socket for the program (TCP_ULP), as
+    "tls"; "" for none, which is usual.
+    """
+    try:
+        with borrowed(s) as duplicate:
+            name = duplicate.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, _ULP_NAME)
+    except (NoSuchProcess, OSError):
+        return ""
+    return name.split(b"\0")[0].decode(errors="replace")
+
+
+def _upper_layer_lost(s: TreeSocket, layer: str) -> Finding:
+    """Refuse it: CRIU 4.2 saves neither the layer nor its keys, and the restored socket sends plain
+    text to a peer that expects TLS. With bytes to read, CRIU's dump fails.
+    """
+    if layer == "tls":
+        return _error(
+            s,
+            "kernel-tls",
+            "the kernel speaks TLS on the TCP socket (kTLS); CRIU cannot save its keys",
+            "Have the program do without kTLS (OpenSSL: no `Options = KTLS` in openssl.cnf), or "
+            "let it connect through `criuctl tls-relay`.",
+        )
+    return _error(
+        s,
+        "upper-layer-protocol",
+        f"the kernel speaks {layer!r} on the TCP socket (TCP_ULP), which CRIU cannot save",
+        "Have the program close it before the dump.",
+    )
 
 
 def _netlink(s: TreeSocket) -> Iterator[Finding]:

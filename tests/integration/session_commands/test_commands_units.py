@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.booted import Booted, available
-from support.command import Home
+from support.command import PROJECT, Home
 from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
 
@@ -103,3 +103,38 @@ def test_the_page_is_served(host: Host, name: str) -> None:
     assert sandboxed == (name == "ui-read-only"), "what the other restores would live in it"
     host.unit("remove", name)
     assert host("status", "work")["state"] == "running"
+
+
+def test_a_spot_machine_is_taken_away(host: Host, keeper: Keeper) -> None:
+    """The watch is ready when it watches, and stores what runs when the cloud says so."""
+    server = PROJECT / "tests" / "servers" / "metadata.py"
+    service = keeper.spawn(
+        [*host.prefix, sys.executable, str(server), "aws", "1338"],
+        env={"CZOO_TOKEN": host.home.token},
+    )
+    try:
+        host.shell("work")
+        options = "--cloud aws --metadata http://127.0.0.1:1338"
+        folder = host.home.path / "units" / "criuctl-spot.service.d"
+        folder.mkdir()
+        settings = f'Environment="SPOT_OPTIONS={options}" "PYTHONPATH={PROJECT}"'
+        (folder / "options.conf").write_text(f"[Service]\n{settings}\n")
+        host.unit("install", "spot", "--now")
+        (row,) = [one for one in host.unit("list") if one["name"] == "spot"]
+        assert row["active"] == row["enabled"] == ["criuctl-spot.service"]
+        ask = "import socket; socket.create_connection(('127.0.0.1', 1338)).sendall(b'GET {}')"
+        ask = ask.replace("{}", "/interrupt HTTP/1.0\\r\\n\\r\\n")
+        wait_until(
+            lambda: not host.booted.run(sys.executable, "-c", ask, check=False),
+            TIMEOUT,
+            "the service has taken it",
+        )
+        wait_until(
+            lambda: host("status", "work")["state"] == "checkpointed", TIMEOUT, "it is stored"
+        )
+        host.unit("remove", "spot")
+        assert host("maintenance", "status")["phase"] == "stored"
+    finally:
+        service.kill()
+        service.wait(TIMEOUT)
+    host("maintenance", "end", "--abandon")

@@ -7,9 +7,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,6 +28,7 @@ from criuctl.dump.checks.open_paths import mount_of
 from criuctl.dump.checks.processes import check_processes
 from criuctl.errors import NoSuchProcess
 from criuctl.proc.mappings import Mapping, mappings
+from criuctl.proc.sockets import TreeSocket
 from criuctl.proc.tree import children
 
 
@@ -257,3 +262,40 @@ def test_a_tree_that_watches_a_file_rewritten_meanwhile_is_not_refused(tmp_path:
         os.kill(program.pid, signal.SIGUSR1)
         wait_until((tmp_path / "done").exists, 60, "it watches another file")
         assert list(watches.check_watches(seen)) == []
+
+
+@pytest.mark.parametrize("layer", ["tls", ""])
+def test_a_socket_on_which_the_kernel_speaks_tls_is_refused(
+    layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many kernels lack the module, so the socket's own answer is replaced where it has to be."""
+    code = (
+        "import contextlib, socket\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "client = socket.create_connection(server.getsockname())\n"
+        "accepted = server.accept()[0]\n"
+        "with contextlib.suppress(OSError):\n"
+        f"    client.setsockopt(socket.IPPROTO_TCP, 31, b'{layer}' or b'none')"
+    )
+    borrowed = connections.borrowed
+
+    @contextmanager
+    def asked(s: TreeSocket) -> Iterator[Any]:
+        with borrowed(s) as duplicate:
+            name = duplicate.getsockopt(socket.IPPROTO_TCP, 31, 16)
+            first = s.socket.state == "established" and s.fd == min(fds)
+            answer = name or (layer.encode() + b"\0" * 13 if layer and first else b"")
+            yield SimpleNamespace(
+                proto=duplicate.proto,
+                fileno=duplicate.fileno,
+                getsockopt=lambda _level, _name, _size=0: answer,
+            )
+
+    with running(code, tmp_path) as program:
+        found = scene.collect(program.pid, Config())
+        fds = [s.fd for s in found.sockets if s.socket.state == "established"]
+        assert len(fds) == 2
+        monkeypatch.setattr(connections, "borrowed", asked)
+        findings = [f for f in connections.check_sockets(found) if f.level == "error"]
+    assert [(f.code, f.fd) for f in findings] == ([("kernel-tls", min(fds))] if layer else [])
+    assert all("tls-relay" in f.hint for f in findings)
