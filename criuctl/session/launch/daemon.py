@@ -118,8 +118,8 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         "update_environment": list(config.update_environment),
     }
     kept = [fd for fd in (spec.log_fd, *spec.fds) if fd is not None]
-    answer = _launch(_scope(spec.name), body, run_folder, kept, timeout)
-    if answer is None and _scope(spec.name):
+    answer = _launch(scope(spec.name), body, run_folder, kept, timeout)
+    if answer is None and scope(spec.name):
         answer = _launch([], body, run_folder, kept, timeout)  # no scope is better than no session
     if answer is None:
         with suppress(OSError):
@@ -176,7 +176,7 @@ def _make_folders(name: str, *folders: Path) -> None:
         ) from error
 
 
-def _scope(name: str) -> list[str]:
+def scope(name: str) -> list[str]:
     """Return the command that puts the holder into a systemd scope, where systemd runs."""
     if not os.path.isdir("/run/systemd/system") or shutil.which("systemd-run") is None:
         return []

@@ -1,0 +1,166 @@
+"""Making a share, and ending one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import CommandFailed, HostUnreachable, TimedOut, UsageError
+from ..ops.sessions import connect
+from ..proc import command
+from ..session.launch import daemon
+from ..transport import ssh
+from . import records
+from .keeper import REVOKED, Order
+from .records import Share
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+LONGEST = 7 * 24 * 3600.0  # seconds
+_ENTRY = Path(__file__).with_name("entry.py")
+_PATIENCE = 60.0  # seconds for a keeper to answer
+_ENDS = 8.0  # seconds for a keeper to end
+_PROBE = 5.0  # seconds for the relay to lead back here
+_BANNER = b"SSH-2.0-criuctl"
+
+
+class Started(Struct, frozen=True):
+    """A share that stands; `reachable`: a connection to its address has led back here."""
+
+    share: Share
+    line: str
+    reachable: bool
+
+
+def start(
+    config: Config,
+    session: str,
+    via: str,
+    *,
+    role: str,
+    seconds: float,
+    address: str = "",
+    config_file: str | None = None,
+) -> Started:
+    """Share `session` by way of the relay `via`. Return when the tunnel stands.
+
+    `address` is the relay's name or address for guests, by default the one in `via`. `UsageError`,
+    `SessionGone`, `HostUnreachable`, `CommandFailed`.
+    """
+    if not 1 <= seconds <= LONGEST:
+        raise UsageError("a share lasts from a second to seven days")
+    host = ssh.Host.parse(via, config)
+    with connect(config, session, role="observe") as there:
+        status = there.hello["status"]
+    relay = address or host.address.destination.rpartition("@")[2]
+    now = time.time()
+    share = Share(
+        id=secrets.token_hex(4),
+        session=session,
+        session_id=str(status["id"]),
+        role=role,
+        via=via,
+        host=relay,
+        made=now,
+        expires=now + seconds,
+    )
+    if any(not (c.isascii() and (c.isalnum() or c in ".:-_")) for c in relay):
+        raise UsageError(f"{relay!r} is no name or address for guests", hint="See --address.")
+    order = Order(
+        share,
+        host,
+        ssh.program(config),
+        seconds,
+        os.path.abspath(config_file) if config_file else None,
+        daemon.helper_environment(config),
+    )
+    answer = _ask(order)
+    if "error" in answer:
+        error = answer["error"]
+        raise HostUnreachable(str(error.get("message")), hint=str(error.get("hint", "")))
+    made = msgspec.convert(answer["share"], Share)
+    return Started(made, str(answer["line"]), _leads_back(made))
+
+
+def _ask(order: Order) -> dict[str, Any]:
+    """Start the keeper and return its answer."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            child = command.spawn(
+                [
+                    *daemon.scope(f"share-{order.share.id}"),
+                    sys.executable,
+                    "-I",
+                    str(_ENTRY),
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[theirs.fileno()],
+                env=ssh.environment(),
+                cwd="/",
+                new_session=True,
+            )
+        ours.settimeout(_PATIENCE)
+        try:
+            ours.sendall(msgspec.json.encode(order))
+            ours.shutdown(socket.SHUT_WR)
+            with ours.makefile("rb") as file:
+                answer = file.read()
+        except TimeoutError:
+            child.end()
+            raise TimedOut(f"the share did not stand in {_PATIENCE:g} s") from None
+        except OSError:
+            answer = b""
+    if not answer:
+        said = child.stderr_tail().strip().splitlines()
+        raise CommandFailed(f"the share did not start: {said[-1] if said else 'it said nothing'}")
+    return dict(msgspec.json.decode(answer))
+
+
+def _leads_back(share: Share) -> bool:
+    """Return whether this host comes to its own share by the relay's address."""
+    try:
+        with socket.create_connection((share.host, share.port), _PROBE) as sock:
+            return sock.recv(len(_BANNER), socket.MSG_WAITALL) == _BANNER
+    except OSError:
+        return False
+
+
+def revoke(config: Config, identifier: str) -> Share:
+    """End a share and its connections; return its last account when its keeper has ended.
+
+    `NotFound`. One that has ended already stays as it is.
+    """
+    share = records.find(config, identifier)
+    if share.ended:
+        return share
+    try:
+        pidfd = os.pidfd_open(share.pid)
+    except OSError:
+        return records.find(config, identifier)
+    try:
+        deadline, number = time.monotonic() + _ENDS, signal.SIGTERM
+        while share.keeper.alive():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            time.sleep(0.05)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL  # its connections end with it
+    finally:
+        os.close(pidfd)
+    ended = records.find(config, identifier)
+    if ended.why == records.LOST:
+        ended.why = REVOKED
+        records.write(records.folder_of(config, identifier), ended)
+    return ended
