@@ -64,6 +64,7 @@ class Guest:
         self._connection: asyncssh.SSHClientConnection | None = None
         self._client = _Client()
         self._login: Child | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -126,12 +127,17 @@ class Guest:
         except CriuctlError:
             raise
         local_reader, local_writer = await asyncio.open_unix_connection(sock=sock)
-        self._loop.create_task(_carry(local_reader, local_writer, reader, writer))
+        task = self._loop.create_task(_carry(local_reader, local_writer, reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
 
     async def _channel(self) -> tuple[Reader, Writer]:
         if self._connection is not None:
-            with contextlib.suppress(asyncssh.Error, OSError):
+            try:
                 return await self._subsystem(self._connection)
+            except (asyncssh.Error, OSError):
+                if not self._connection.is_closed():
+                    raise  # refused: too many at a time, or the share is about to end
         if self._client.over:
             raise asyncssh.ConnectionLost(self._client.over)
         await self._hang_up()
@@ -195,6 +201,9 @@ class Guest:
             self._login = None
 
     async def _close(self) -> None:
+        for task in list(self._carrying):
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
         if self._connection is not None:
             self._connection.close()
             with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
@@ -222,9 +231,11 @@ async def _carry(
             await local_writer.drain()
 
     ways = [asyncio.ensure_future(out()), asyncio.ensure_future(back())]
-    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    for way in ways:
-        way.cancel()
-    await asyncio.gather(*ways, return_exceptions=True)
-    local_writer.close()
-    writer.close()
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        local_writer.close()
+        writer.close()
+        await asyncio.gather(*ways, return_exceptions=True)
