@@ -70,9 +70,9 @@ class Guest:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def connect(self, resume: tuple[str, str] | None = None) -> Session:
-        """Return a new connection to the session. `SessionGone`: it can be tried again;
-        `Forbidden`: it cannot.
+    def connect(self, resume: tuple[str, str] | None = None, *, role: str = "write") -> Session:
+        """Return a new connection to the session, with the role of the share, or `role` if that is
+        less. `SessionGone`: it can be tried again; `Forbidden`: it cannot.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -81,7 +81,7 @@ class Guest:
             ours.close()
             raise
         try:
-            return self._kind(ours, kind=caller.kind(), resume=resume)
+            return self._kind(ours, kind=caller.kind(), role=role, resume=resume)
         except SessionGone as error:
             if self._client.over:
                 raise Forbidden(self._client.over) from error

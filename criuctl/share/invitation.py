@@ -36,6 +36,11 @@ class Invitation(Struct, frozen=True):
     host_key: bytes
     secret: bytes
 
+    @property
+    def name(self) -> str:
+        """The name under which a guest's page lists it."""
+        return f"share-{self.id}"
+
     @classmethod
     def parse(cls, line: str) -> Invitation:
         """Parse a line; `UsageError`, which does not repeat it."""

@@ -82,7 +82,8 @@ class Filter:
         if self.greeting is not None:
             raise Refusal(number, "hello was said")
         self.greeting = number
-        hello = {"id": number, "op": "hello", "kind": "human", "role": self._role}
+        role = "observe" if message.get("role") == "observe" else self._role
+        hello = {"id": number, "op": "hello", "kind": "human", "role": role}
         hello["name"] = self._name
         if known is not None and (message.get("operator"), message.get("token")) == known:
             hello["operator"], hello["token"] = known

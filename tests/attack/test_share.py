@@ -1,4 +1,4 @@
-"""A share in the hands of an evil relay, of a guest who wants more, and of strangers at its port."""
+"""A share: an evil relay, a guest who wants more, and strangers at its port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from criuctl.share.invitation import Invitation, encode, private_key, public_key
 from criuctl.share.server import ALGORITHMS, SUBSYSTEM
 
 pytestmark = pytest.mark.integration
-pytest_plugins = ["support.relaying"]
 
 _OPERATIONS = [
     name
@@ -63,9 +62,10 @@ def _again(guest: Guest, session: Session) -> Session:
 def _gone(session: Session) -> None:
     """Wait until the connection is cut."""
     deadline = time.monotonic() + TIMEOUT
-    with pytest.raises(SessionGone):
+    with suppress(SessionGone):
         while time.monotonic() < deadline:
             session.receive(1.0)
+        pytest.fail("it is still connected")
 
 
 def _screen(operators: Operators, name: str = "web") -> str:
@@ -89,9 +89,7 @@ def _login(made: dict[str, Any], key: asyncssh.SSHKey | None = None, **options: 
 # -- the relay ------------------------------------------------------------------------------------
 
 
-def test_the_relay_sees_ciphertext(
-    operators: Operators, relay: Relay, guests: list[Guest]
-) -> None:
+def test_the_relay_sees_ciphertext(operators: Operators, relay: Relay, guests: list[Guest]) -> None:
     operators.shell("web")
     made = relay.share("web", "--role", "write")
     proxy = relay.between(made)
@@ -238,9 +236,9 @@ def test_strangers_are_not_let_in(operators: Operators, relay: Relay, guests: li
         for user in ("root", "", encode(Invitation.parse(made["invitation"]).host_key) + "x"):
             with pytest.raises((asyncssh.PermissionDenied, asyncssh.ConnectionLost)):
                 await _login(made, username=user)
-        for how in ({"password": "x", "preferred_auth": "password"}, {"preferred_auth": "none"}):
+        for method in ("password", "keyboard-interactive", "none"):
             with pytest.raises((asyncssh.PermissionDenied, asyncssh.ConnectionLost)):
-                await _login(made, client_keys=None, **how)
+                await _login(made, client_keys=None, password="x", preferred_auth=method)
 
     asyncio.run(attack())
     _enter(guests, made["invitation"])
@@ -275,7 +273,9 @@ def test_a_share_that_has_ended_cuts_its_guest_off(
         with pytest.raises(SessionGone):
             _enter(guests, made["invitation"])
         assert relay.of(made)["state"] == "ended"
-        assert not (operators.home.run / "shares" / made["id"] / "socket").exists() or how == "killed"
+        assert (
+            not (operators.home.run / "shares" / made["id"] / "socket").exists() or how == "killed"
+        )
         ours = [one for one in operators("status", "web")["operators"] if made["id"] in one["name"]]
         assert not any(one["attached"] for one in ours)
 
@@ -309,8 +309,15 @@ def test_a_guest_requests_nothing_else(
     _, session = _enter(guests, relay.share("web", "--role", role)["invitation"])
     assert {"kill", "spawn", "shutdown", *_TYPES} < set(_OPERATIONS)
     allowed = _TYPES if role == "write" else _LOOKS
-    body = {"argv": ["touch", "/x"], "kind": "new", "signal": 9, "role": "admin", "name": "*"}
-    for op in [*_OPERATIONS, "", "no-such", None, 7, ["input"]]:
+    body: dict[str, Any] = {
+        "argv": ["touch", "/x"],
+        "kind": "new",
+        "signal": 9,
+        "role": "admin",
+        "name": "*",
+    }
+    strange: list[Any] = ["", "no-such", None, 7, ["input"]]
+    for op in [*_OPERATIONS, *strange]:
         if isinstance(op, str) and op in allowed:
             continue
         with pytest.raises(Forbidden, match="does not allow"):
@@ -331,8 +338,8 @@ def test_a_guest_who_looks_cannot_type(
         lambda: session.send(b"echo typed-$((6*7))\r"),
         lambda: session.request("input", text="echo typed-$((6*7))\r"),
         lambda: session.resize(7, 7),
-        lambda: session.lease_request(),
-        lambda: session.lease_take(),
+        session.lease_request,
+        session.lease_take,
         lambda: session.signal("INT"),
     ):
         with pytest.raises(Forbidden):
@@ -428,18 +435,27 @@ def test_a_guest_s_nonsense_and_size_are_bounded(
     huge = (1 << 31).to_bytes(4, "big") + b"J" + b"x" * (4 << 20)
     deep = b"[" * 500_000
     deep = (len(deep) + 1).to_bytes(4, "big") + b"J" + deep
-    for bad in (huge, deep, b"\0\0\0\0", b"\0\0\0\1X", b"\0\0\0\3J[]", b'\0\0\0\3J{}', b"\0\0\0\2I1"):
+    for bad in (
+        huge,
+        deep,
+        b"\0\0\0\0",
+        b"\0\0\0\1X",
+        b"\0\0\0\3J[]",
+        b"\0\0\0\3J{}",
+        b"\0\0\0\2I1",
+    ):
         one = guest.connect()
         with suppress(OSError):
             one._socket.sendall(bad)
-        with pytest.raises((CriuctlError, OSError)):
-            while True:
+        with suppress(CriuctlError, OSError):
+            for _ in range(1000):
                 one.request("status", timeout=TIMEOUT)
+            pytest.fail(f"it is still answered after {bad[:20]!r}")
     for _ in range(100):  # answers that are not read
         session.submit("no-such", padding="x" * 10_000)
     with ExitStack() as stack:
         many: list[Session] = []
-        with pytest.raises(CriuctlError):
+        with suppress(CriuctlError):
             while len(many) < 100:
                 many.append(stack.enter_context(guest.connect()))
         assert len(many) < 20

@@ -51,7 +51,9 @@ def guests() -> Iterator[list[Guest]]:
 
 def _shared(hosts: Hosts) -> dict[str, Any]:
     hosts.a.criuctl("run", "-d", "--name", "work", "--", "bash", "--norc", "--noprofile")
-    made: dict[str, Any] = hosts.a.criuctl("share", "work", "--via", hosts.b.ssh_url, "--role", "write")
+    made: dict[str, Any] = hosts.a.criuctl(
+        "share", "work", "--via", hosts.b.ssh_url, "--role", "write"
+    )
     assert made["reachable"]
     return made
 

@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from criuctl.share.guest import Guest
 from criuctl.share.invitation import Invitation
 
 from .keeper import Launched, wait_until
 from .operating import TIMEOUT, Operators
+
+if TYPE_CHECKING:
+    from criuctl.share.guest import Guest  # loads asyncssh
 
 _CONFIG = """\
 Port {port}
@@ -63,8 +65,10 @@ class Relay:
         key = " ".join((self.folder / "host.pub").read_text().split()[:2])
         (self.folder / "known").write_text(f"[127.0.0.1]:{self.port} {key}\n")
         operators.extra["CRIUCTL_SSH_COMMAND"] = shlex.join(
-            ["ssh", "-F", "none", "-i", str(self.folder / "user")]
-            + ["-o", f"UserKnownHostsFile={self.folder / 'known'}"]
+            [
+                *("ssh", "-F", "none", "-i", str(self.folder / "user")),
+                *("-o", f"UserKnownHostsFile={self.folder / 'known'}"),
+            ]
         )
         self.begin()
 

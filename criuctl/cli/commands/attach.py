@@ -181,19 +181,15 @@ def _attach_elsewhere(app: App, name: str, role: str) -> int:
 
 def _attach_as_guest(app: App, line: str, via: str | None, read_only: bool) -> int:
     """Attach by an invitation, or by the one that the user pastes."""
-    from ..extras import need
+    from ..invitations import invitation
 
-    need("share", "asyncssh")
+    there = invitation(line)
     from ...share.guest import Guest
-    from ...share.invitation import Invitation
     from ...transport import ssh
     from ..attaching import attach_to
 
-    if line == "share:":
-        line = click.prompt("Invitation", hide_input=True, err=True)
-    invitation = Invitation.parse(line)
     relay = ssh.Host.parse(via, app.config) if via is not None else None
-    with Guest(invitation, relay, tuple(ssh.program(app.config)) if relay else ()) as guest:
+    with Guest(there, relay, tuple(ssh.program(app.config)) if relay else ()) as guest:
         session = guest.connect()
         name = str(session.hello["status"]["session"])
         return attach_to(
