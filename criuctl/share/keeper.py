@@ -126,7 +126,7 @@ class Keeper:
             self._share.why, self._grace = why, grace
             self._end.set()
 
-    # -- what it tells ----------------------------------------------------------------------------
+    # -- what it reports --------------------------------------------------------------------------
 
     def _changed(self) -> None:
         share, tunnel = self._share, self._tunnel

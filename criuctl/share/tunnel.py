@@ -185,8 +185,8 @@ class Tunnel:
         code, last, hint = await asyncio.to_thread(ssh.last_output, child, trusted=False)
         text = "" if _ALLOCATED.match(last) else "".join(c for c in last if c.isprintable())[:300]
         if not stood and code != 255 and not self._plain:
-            self._plain = True  # it logged in, and its shell did not do as it was told
-        self._is(up=False, trouble=text or hint or f"ssh ended with exit code {code}")
+            self._plain = True  # it logged in, and no shell ran there
+        self._is(up=False, trouble=text or hint or f"exit code {code} of ssh")
         return stood
 
     def _is(self, *, up: bool, trouble: str) -> None:

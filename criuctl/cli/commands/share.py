@@ -28,17 +28,9 @@ _COLUMNS = (
 )
 
 
-class _ShareGroup(LazyGroup):
-    """`share NAME` is `share open NAME`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.entries, "-h", "--help") and not ctx.resilient_parsing:
-            args = ["open", *args]
-        return super().parse_args(ctx, args)
-
-
-share = _ShareGroup(
+share = LazyGroup(
     "share",
+    default="open",
     entries={
         "open": Entry(f"{_SELF}:open_", "Share a session; `share NAME` is the same."),
         "list": Entry(f"{_SELF}:list_", "List the shares of this host."),
@@ -69,7 +61,7 @@ share = _ShareGroup(
         ("To look, for two hours:", "criuctl share work --via ssh://me@relay.example.com"),
         (
             "To type, for half an hour:",
-            "criuctl share work --via ssh://me@relay.example.com --role write --for 30min",
+            "criuctl share work --via ssh://me@relay --role write --for 30min",
         ),
         ("The guest's end:", "criuctl attach 'share://relay.example.com:40127/4f1c22ab#...'"),
         (
@@ -87,7 +79,7 @@ share = _ShareGroup(
     required=True,
     metavar="HOST",
     help="The relay: ssh://[USER@]HOST[:PORT], or a name under hosts in the configuration. ssh "
-    "must log in there without asking.",
+    "must log in there without asking.  [default: none; it is required]",
 )
 @click.option(
     "--role",
@@ -116,7 +108,7 @@ def open_(app: App, name: str, via: str, role: str, span: str, address: str) -> 
     another guest.
 
     The line has the relay's address, the key by which the guest's program recognises this host, and
-    a one-time key. Give it to the guest by a way that nobody else reads: who uses it first is the
+    a one-time key. Give it to the guest by a way that no one else reads: the first to use it is the
     guest. It can be used once. The program that has used it makes a key of its own, by which it
     comes back after a lost connection; another program, with a copy, is refused.
 
@@ -155,7 +147,7 @@ def open_(app: App, name: str, via: str, role: str, span: str, address: str) -> 
     if not app.json and not app.quiet:
         tell(
             f"{role} until {body['expires']}, for one guest, once; `criuctl share revoke "
-            f"{made.share.id}` ends it"
+            f"{quoted(made.share.id)}` ends it"
         )
         if not made.reachable:
             tell(
