@@ -25,7 +25,7 @@ from ..transport import ssh
 from .invitation import Invitation, encode, private_key, public_key, raw_key
 from .server import ALGORITHMS, FINAL, SUBSYSTEM, Reader, Writer
 
-_CONNECT = 20.0  # seconds
+_CONNECT = 10.0  # seconds
 _READ = 1 << 16
 _NOT_LET_IN = "the share does not let this invitation in: it was used already, or is another one's"
 

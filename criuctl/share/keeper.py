@@ -34,7 +34,7 @@ from . import records
 from .admission import Admission
 from .channel import Channels, holder_socket
 from .invitation import Invitation, private_key, raw_key
-from .records import Share
+from .records import REVOKED, Share
 from .server import Server
 from .tunnel import Tunnel
 
@@ -45,7 +45,7 @@ _REASON = 0.5  # seconds for the reason to pass through the tunnel; nothing else
 _HOLDER_BACK = 60.0  # seconds for a holder of the same session to come back
 _MOST_LOGGED = 100  # lines
 OPERATOR = "criuctl-share"  # the keeper's own connection to the holder
-REVOKED, EXPIRED = "revoked", "expired"
+EXPIRED = "expired"
 
 
 class Order(Struct):

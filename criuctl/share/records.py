@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _ID = re.compile("[0-9a-f]{8}")
 _KEPT = 24 * 3600.0  # seconds that one that has ended stays in the list
-LOST = "its process was killed"
+_ENDS = 5.0  # seconds for a keeper to end by itself
+LOST, REVOKED = "its process was killed", "revoked"
 
 
 class Share(Struct):
@@ -144,3 +146,32 @@ def find(config: Config, share: str) -> Share:
         if known.id == share:
             return known
     raise NotFound("there is no such share on this host", hint="`criuctl share list` shows them.")
+
+
+def revoke(config: Config, identifier: str) -> Share:
+    """End a share and its connections; return its last account when its keeper has ended.
+
+    `NotFound`. One that has ended already stays as it is.
+    """
+    share = find(config, identifier)
+    if share.ended:
+        return share
+    try:
+        pidfd = os.pidfd_open(share.pid)
+    except OSError:
+        return find(config, identifier)
+    try:
+        deadline, number = time.monotonic() + _ENDS, signal.SIGTERM
+        while share.keeper.alive():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            time.sleep(0.05)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL  # its connections end with it
+    finally:
+        os.close(pidfd)
+    ended = find(config, identifier)
+    if ended.why == LOST:
+        ended.why = REVOKED
+        write(folder_of(config, identifier), ended)
+    return ended

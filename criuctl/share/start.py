@@ -1,27 +1,25 @@
-"""Making a share, and ending one."""
+"""Making a share."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
-from ..errors import CommandFailed, HostUnreachable, TimedOut, UsageError
+from ..errors import CommandFailed, Conflict, HostUnreachable, TimedOut, UsageError
 from ..ops.sessions import connect
 from ..proc import command
 from ..session.launch import daemon
+from ..session.sessions import inside
 from ..transport import ssh
-from . import records
-from .keeper import REVOKED, Order
+from .keeper import Order
 from .records import Share
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 LONGEST = 7 * 24 * 3600.0  # seconds
 _ENTRY = Path(__file__).with_name("entry.py")
 _PATIENCE = 60.0  # seconds for a keeper to answer
-_ENDS = 8.0  # seconds for a keeper to end
 _PROBE = 5.0  # seconds for the relay to lead back here
 _BANNER = b"SSH-2.0-criuctl"
 
@@ -56,10 +53,15 @@ def start(
     """Share `session` by way of the relay `via`. Return when the tunnel stands.
 
     `address` is the relay's name or address for guests, by default the one in `via`. `UsageError`,
-    `SessionGone`, `HostUnreachable`, `CommandFailed`.
+    `Conflict` inside a session, `SessionGone`, `HostUnreachable`, `CommandFailed`.
     """
     if not 1 <= seconds <= LONGEST:
         raise UsageError("a share lasts from a second to seven days")
+    if (around := inside(config)) is not None:
+        raise Conflict(
+            f"this runs inside session {around!r}, and the share's process would be a part of it",
+            hint="Run it from outside of any session.",
+        )
     host = ssh.Host.parse(via, config)
     with connect(config, session, role="observe") as there:
         status = there.hello["status"]
@@ -135,32 +137,3 @@ def _leads_back(share: Share) -> bool:
             return sock.recv(len(_BANNER), socket.MSG_WAITALL) == _BANNER
     except OSError:
         return False
-
-
-def revoke(config: Config, identifier: str) -> Share:
-    """End a share and its connections; return its last account when its keeper has ended.
-
-    `NotFound`. One that has ended already stays as it is.
-    """
-    share = records.find(config, identifier)
-    if share.ended:
-        return share
-    try:
-        pidfd = os.pidfd_open(share.pid)
-    except OSError:
-        return records.find(config, identifier)
-    try:
-        deadline, number = time.monotonic() + _ENDS, signal.SIGTERM
-        while share.keeper.alive():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, number)
-            time.sleep(0.05)
-            if time.monotonic() > deadline:
-                number = signal.SIGKILL  # its connections end with it
-    finally:
-        os.close(pidfd)
-    ended = records.find(config, identifier)
-    if ended.why == records.LOST:
-        ended.why = REVOKED
-        records.write(records.folder_of(config, identifier), ended)
-    return ended

@@ -95,6 +95,11 @@ class Relay:
 
         wait_until(listens, TIMEOUT, "the relay listens")
 
+    def allow(self, options: str) -> None:
+        """Limit the logins that begin from now on, as sshd(8) has it in authorized_keys."""
+        key = (self.folder / "user.pub").read_text()
+        (self.folder / "user.pub").write_text(f"{options} {key}")
+
     def end(self) -> None:
         """End the sshd; logins of before go on."""
         for daemon in self._daemons:

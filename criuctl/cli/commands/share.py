@@ -200,7 +200,7 @@ def revoke(app: App, ids: tuple[str, ...]) -> int:
     """End shares now. A guest that is connected is cut off at once, and the relay's port is closed.
     A share that has ended already stays as it is.
     """
-    from ...share.start import revoke as end
+    from ...share.records import revoke as end
 
     ended = [end(app.config, one).to_dict() for one in ids]
     app.emit(

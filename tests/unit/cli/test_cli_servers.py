@@ -33,5 +33,6 @@ def test_without_its_package_it_says_what_to_install(
     assert done.returncode == 13
     error = json.loads(done.stdout)["error"]
     assert (
-        "it is not here" in error["message"] and f"criuctl[{command.split()[0]}]" in error["hint"]
+        "it is not here" in error["message"]
+        and f"criuctl[{command.partition(' ')[0]}]" in error["hint"]
     )
