@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -85,22 +86,27 @@ class Keeper:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._ends, REVOKED)
-        session = await asyncio.to_thread(self._watched, None)
-        listener = _listen(self._folder)
-        tasks = [asyncio.create_task(self._server.run(listener))]
-        tasks.append(asyncio.create_task(self._tunnel.run()))
-        made, why = False, "it did not come about"
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._end.wait())]
+        made, why = False, ""
         try:
-            await self._tunnel.open(_OPENS)
+            session = await asyncio.to_thread(self._watched, None)
+            tasks.append(asyncio.create_task(self._server.run(_listen(self._folder))))
+            tasks.append(asyncio.create_task(self._tunnel.run()))
+            await _first([*tasks, asyncio.create_task(self._tunnel.open(_OPENS))])
+            line = self._invitation().line()
+            if self._end.is_set() or not _tell(answer, {"line": line, "share": self._share}):
+                return  # `share` was interrupted
             made = True
             self._record("made")
-            _tell(answer, {"line": self._invitation().line(), "share": self._share})
             self._secret = self._seed = b""  # the server has what it needs
             tasks.append(asyncio.create_task(self._watch(session)))
             tasks.append(asyncio.create_task(self._clock()))
-            await self._end.wait()
+            await _first(tasks)
             why = self._share.why
             await asyncio.sleep(self._grace)
+        except Exception as error:
+            why = f"its process failed: {error}"
+            raise
         finally:
             self._server.cut(f"the share has ended: {why}")
             self._share.ended, self._share.why = time.time(), why
@@ -108,13 +114,13 @@ class Keeper:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            listener.close()
             with suppress(OSError):
                 (self._folder / "socket").unlink()
             self._changed()
-            if not made:
+            if made:
+                self._record("ended", why=why)
+            else:
                 shutil.rmtree(self._folder, ignore_errors=True)
-        self._record("ended", why=why)
 
     def _invitation(self) -> Invitation:
         key = raw_key(private_key(self._seed))
@@ -220,6 +226,13 @@ class Keeper:
             self._ends(_moved(str(event.body.get("host"))), _LAST_WORDS)
 
 
+async def _first(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until one has ended, and raise its error: the others cannot do without it."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
 def _moved(host: str) -> str:
     return f"the session has moved to {host}; share it there"
 
@@ -237,11 +250,14 @@ def _listen(folder: Any) -> socket.socket:
     return listener
 
 
-def _tell(answer: socket.socket, body: Any) -> None:
-    """Answer `share`, which may have been killed meanwhile."""
-    with suppress(OSError):
-        answer.sendall(msgspec.json.encode(body))
-    answer.close()
+def _tell(answer: socket.socket, body: Any) -> bool:
+    """Answer `share`; return False if it was killed meanwhile."""
+    with answer:
+        try:
+            answer.sendall(msgspec.json.encode(body))
+        except OSError:
+            return False
+    return True
 
 
 def main() -> None:

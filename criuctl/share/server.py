@@ -87,18 +87,16 @@ class Server:
         """Take connections, until this is cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError:  # too many open files, say
-                await asyncio.sleep(_PAUSE)
-                continue
-            if self._ended:
-                sock.close()
-                return
-            while len(self._waiting) >= _MOST_WAITING:
-                self._drop(next(iter(self._waiting)))
-            self._waiting[sock] = asyncio.create_task(self._greet(sock))
+        with listener:
+            while not self._ended:
+                try:
+                    sock, _ = await loop.sock_accept(listener)
+                except OSError:  # too many open files, say
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                while len(self._waiting) >= _MOST_WAITING:
+                    self._drop(next(iter(self._waiting)))
+                self._waiting[sock] = asyncio.create_task(self._greet(sock))
 
     def cut(self, reason: str) -> None:
         """Close every connection now, and take no more; the guest gets the reason."""
@@ -114,7 +112,10 @@ class Server:
 
     async def _greet(self, sock: socket.socket) -> None:
         try:
-            await asyncssh.run_server(sock, options=self._options)
+            if self._ended:
+                sock.close()
+            else:
+                await asyncssh.run_server(sock, options=self._options)
         except (asyncssh.Error, OSError, TimeoutError):
             pass  # not a guest
         finally:

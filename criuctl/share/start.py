@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from ..errors import CommandFailed, Conflict, HostUnreachable, TimedOut, UsageError
+from ..errors import (
+    CommandFailed,
+    Conflict,
+    CriuctlError,
+    HostUnreachable,
+    PlatformError,
+    SessionGone,
+    TimedOut,
+    UntrustedPath,
+    UsageError,
+)
 from ..ops.sessions import connect
 from ..proc import command
 from ..session.launch import daemon
@@ -29,6 +39,9 @@ LONGEST = 7 * 24 * 3600.0  # seconds
 _ENTRY = Path(__file__).with_name("entry.py")
 _PATIENCE = 60.0  # seconds for a keeper to answer
 _PROBE = 5.0  # seconds for the relay to lead back here
+_ERRORS: dict[str, type[CriuctlError]] = {
+    kind.code: kind for kind in (HostUnreachable, PlatformError, SessionGone, UntrustedPath)
+}
 _BANNER = b"SSH-2.0-criuctl"
 
 
@@ -90,7 +103,8 @@ def start(
     answer = _ask(order)
     if "error" in answer:
         error = answer["error"]
-        raise HostUnreachable(str(error.get("message")), hint=str(error.get("hint", "")))
+        kind = _ERRORS.get(str(error.get("code")), CommandFailed)
+        raise kind(str(error.get("message")), hint=str(error.get("hint", "")))
     made = msgspec.convert(answer["share"], Share)
     return Started(made, str(answer["line"]), _leads_back(made))
 
@@ -124,6 +138,9 @@ def _ask(order: Order) -> dict[str, Any]:
             raise TimedOut(f"the share did not stand in {_PATIENCE:g} s") from None
         except OSError:
             answer = b""
+        except BaseException:
+            child.end()
+            raise
     if not answer:
         said = child.stderr_tail().strip().splitlines()
         raise CommandFailed(f"the share did not start: {said[-1] if said else 'it said nothing'}")

@@ -74,6 +74,7 @@ def test_after_a_silent_drop_the_address_is_the_same(hosts: Hosts, guests: list[
     wait_until(lambda: not hosts.b.listening(port), TIMEOUT, "the relay lets the port go")
     hosts.mend()
     wait_until(lambda: _share(hosts)["state"] == "up", TIMEOUT, "the tunnel is back")
+    wait_until(lambda: _share(hosts)["guest"] == "here", TIMEOUT, "the guest is back")
     assert _share(hosts)["address"] == made["address"]
     guest.says(34)
     assert "share-" + made["id"] in str(hosts.a.criuctl("status", "work")["operators"])

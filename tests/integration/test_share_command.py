@@ -31,6 +31,16 @@ def _tunnel(relay: Relay, made: dict[str, Any]) -> int:
     return 0
 
 
+def _back(relay: Relay, made: dict[str, Any], before: int) -> None:
+    """Wait until the guest is back, by another ssh than `before`.  What is typed at the moment of
+    a loss may be lost.
+    """
+    wait_until(lambda: _tunnel(relay, made) not in (0, before), TIMEOUT, "another ssh runs")
+    wait_until(lambda: relay.of(made)["state"] == "up", TIMEOUT, "the tunnel is up again")
+    wait_until(lambda: relay.of(made)["guest"] == "here", TIMEOUT, "the guest is back")
+    assert relay.of(made)["address"] == made["address"]
+
+
 def _says(window: pexpect.spawn[bytes], number: int) -> None:
     window.sendline(f"echo said-$(({number}*2))")
     window.expect(rf"said-{number * 2}\b".encode())
@@ -40,6 +50,7 @@ def test_it_outlives_its_terminal_and_its_tunnel(operators: Operators, relay: Re
     operators.shell("web")
     desk = operators.window("share", "web", "--via", relay.url, "--role", "write", columns=200)
     desk.expect(rb"criuctl attach '(share://\S+)'")
+    assert isinstance(desk.match, re.Match)
     line = desk.match[1].decode()
     desk.expect(rb"write until \S+, for one guest, once")
     ended(desk)  # the terminal hangs up
@@ -53,9 +64,9 @@ def test_it_outlives_its_terminal_and_its_tunnel(operators: Operators, relay: Re
     guest.expect(rb"\$")  # what is typed before that is dropped with the echo's return
     _says(guest, 21)
     assert relay.of(made)["guest"] == "here"
-    os.kill(_tunnel(relay, made), signal.SIGKILL)
+    os.kill(tunnel := _tunnel(relay, made), signal.SIGKILL)
+    _back(relay, made, tunnel)
     _says(guest, 34)
-    assert relay.of(made)["address"] == made["address"]
     guest.send(b"\x1d")
     guest.expect(rb"detached from web")
     assert ended(guest) == 0
@@ -84,10 +95,11 @@ def test_a_relay_that_comes_back(operators: Operators, relay: Relay) -> None:
     guest = operators.window("attach", made["invitation"])
     _says(guest, 21)
     relay.end()
-    os.kill(_tunnel(relay, made), signal.SIGKILL)
+    os.kill(tunnel := _tunnel(relay, made), signal.SIGKILL)
     wait_until(lambda: relay.of(made)["trouble"], TIMEOUT, "it is noticed")
     assert relay.of(made)["state"] == "connecting"
     relay.begin()
+    _back(relay, made, tunnel)
     _says(guest, 34)
 
 
