@@ -72,10 +72,9 @@ def encode(raw: bytes) -> str:
 
 def decode(text: str) -> bytes:
     """Return the bytes of a text of `encode`; `ValueError`."""
-    raw = base64.b64decode(text + "=", altchars=b"-_", validate=True)
-    if len(raw) != 32:
-        raise ValueError("not 32 bytes")
-    return raw
+    if re.fullmatch(_KEY, text) is None:
+        raise ValueError("not 32 bytes in base64")
+    return base64.urlsafe_b64decode(text + "=")
 
 
 def private_key(seed: bytes) -> asyncssh.SSHKey:
