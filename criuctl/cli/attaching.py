@@ -33,11 +33,13 @@ def attach_to(
     update_env: bool = False,
     patience: float = 10.0,
     session: Session | None = None,
+    guest: bool = False,
 ) -> int:
     """Attach to session `name`; return the session's exit code, or 0 after the detach key.
 
     `start` shows the log from that offset instead of the current screen; `quiet` prints no message
-    when the session ends; `update_env` brings it this terminal's variables.
+    when the session ends; `update_env` brings it this terminal's variables. As a `guest` of a
+    share, this terminal goes to no other host, and gives its clipboard only if all may have it.
     """
     key = app.config.detach_key
     with contextlib.ExitStack() as stack:
@@ -68,12 +70,14 @@ def attach_to(
             key,
             within=own["id"] if own is not None else "",
             greeting=greeting,
-            clipboard=app.config.clipboard,
+            clipboard="none"
+            if guest and app.config.clipboard == "writers"
+            else app.config.clipboard,
             read_only=read_only,
             take=take,
             start=start,
             patience=patience,
-            follow=follow,
+            follow=None if guest else follow,
         )
         if start == 0 and key and not app.quiet and all(os.isatty(fd) for fd in (0, 1, 2)):
             say(leaving_text(name, key))  # before the program has the screen

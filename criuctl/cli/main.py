@@ -68,6 +68,9 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.lease:lease", "Get, take or give up a session's write lease.", "Sessions"
     ),
     "role": Entry(f"{_HERE}.role:role", "Set what an operator may do in a session.", "Sessions"),
+    "share": Entry(
+        f"{_HERE}.share:share", "Share a session with a guest, by way of a relay.", "Sessions"
+    ),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
     "forget": Entry(

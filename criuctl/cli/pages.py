@@ -286,6 +286,7 @@ class LazyGroup(Helped, click.Group):
         *args: Any,
         entries: Mapping[str, Entry],
         summary: str,
+        default: str = "",
         topics: Callable[[], Sections] = tuple,
         surroundings: Callable[[], Sections] = tuple,
         examples: Sequence[Example] = (),
@@ -297,6 +298,7 @@ class LazyGroup(Helped, click.Group):
         super().__init__(*args, **attrs)
         self.entries = entries
         self.summary = summary
+        self.default = default  # the command that is meant when none is named
         self.topics = topics  # further pages to read
         self.surroundings = surroundings  # variables and files
         self.examples = tuple(examples)
@@ -317,6 +319,14 @@ class LazyGroup(Helped, click.Group):
             raise TypeError(f"{entry.where} is no command")
         command.name = cmd_name
         return command
+
+    def expanded(self, args: list[str]) -> list[str]:
+        """Return the arguments with the name of the default command, where none is named."""
+        named = (*self.entries, "-h", "--help")
+        return [self.default, *args] if self.default and args and args[0] not in named else args
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if ctx.resilient_parsing else self.expanded(args))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -16,7 +16,7 @@ import os
 import select
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ from msgspec import Meta, Struct, field
 from ..config import Config
 from ..errors import CriuctlError, DataError, HostUnreachable, NotFound, TimedOut, UsageError
 from ..proc.child import Child
+from ..session.client.session import Session
 from ..session.names import valid_name
 from ..transport import ssh
 from .views import Desk
@@ -97,6 +98,10 @@ def careful(config: Config) -> Config:
     return config.with_options(ssh_command=f"{limit} {config.ssh_command}")
 
 
+Connect = Callable[..., Session]
+"""Connects to a session, with the role of a page."""
+
+
 class OtherHost:
     """Another host, and what is known of its sessions."""
 
@@ -123,6 +128,10 @@ class OtherHost:
             "error": self._error,
             "sessions": self._sessions or [],
         }
+
+    def terminal(self, name: str) -> Connect | None:
+        """Return what connects to a session there; None: criuctl there does, over ssh."""
+        return None
 
     async def _ask(self) -> None:
         try:
@@ -191,8 +200,13 @@ def _read(descriptor: int, deadline: float) -> bytes:
 class Hosts:
     """The other hosts of one server, by the name that `ui --host` gave."""
 
-    def __init__(self, hosts: Sequence[ssh.Host] = (), desk: Desk | None = None) -> None:
-        self._known = {
+    def __init__(
+        self,
+        hosts: Sequence[ssh.Host] = (),
+        desk: Desk | None = None,
+        shared: Sequence[OtherHost] = (),
+    ) -> None:
+        self._known = {host.host.name: host for host in shared} | {
             host.name: OtherHost(host, Desk(careful(desk.config), desk.read_only, desk.reporter))
             for host in hosts
             if desk is not None

@@ -143,10 +143,12 @@ class GuardedSession(Session):
 async def remote_terminal(request: web.Request) -> web.WebSocketResponse:
     """Serve one page that is attached to a session of another host."""
     other = request.app[HOSTS].find(request.match_info["host"])
-    config = other.desk.config
+    config, name = other.desk.config, names.check_name(request.match_info["name"])
+    if (connect := other.terminal(name)) is not None:
+        return await bridged(request, other.desk, connect, _NONSENSE)
     remote = Remote(
         other.host,
-        names.check_name(request.match_info["name"]),
+        name,
         tuple(ssh.program(config)),
         session=GuardedSession,
     )

@@ -16,12 +16,13 @@ from ..config import Config
 from ..ops import host_checks, sessions
 from ..report import Reporter
 from ..session.client import caller
+from ..share.invitation import Invitation
 from ..transport import ssh
 from .access import Access, harden
 from .actions import Actions
 from .bridge import SOCKETS, terminal
 from .connection_limits import Gate
-from .hosts import HOSTS, Hosts
+from .hosts import HOSTS, Hosts, OtherHost
 from .hosts import hosts as other_hosts
 from .live import Live
 from .overview import COUNT, StoreCount
@@ -55,16 +56,17 @@ def serve(
     read_only: bool = False,
     names: Sequence[str] = (),
     hosts: Sequence[ssh.Host] = (),
+    shares: Sequence[Invitation] = (),
     opened: Callable[[Opened], None],
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP; `opened` is called when the page can be opened.
 
     `program` is the criuctl, with its global options, that runs the page's actions; `hosts` are
-    those whose sessions are shown as well. Raise `Conflict` when the address is taken,
-    `PlatformError` when this user may not see the sessions.
+    those whose sessions are shown as well, and `shares` are those of others. Raise `Conflict` when
+    the address is taken, `PlatformError` when this user may not see the sessions.
     """
     sessions.sessions(config)  # where this fails, the page would show nothing else
-    asyncio.run(_serve(config, address, program, reporter, read_only, names, hosts, opened))
+    asyncio.run(_serve(config, address, program, reporter, read_only, names, hosts, shares, opened))
 
 
 async def _serve(
@@ -75,6 +77,7 @@ async def _serve(
     read_only: bool,
     names: Sequence[str],
     hosts: Sequence[ssh.Host],
+    shares: Sequence[Invitation],
     opened: Callable[[Opened], None],
 ) -> None:
     # What the page does, here and by commands, a person does; a unit that serves it is none.
@@ -84,11 +87,11 @@ async def _serve(
         read_only,
         reporter,
         limits=tuple(_limits(config)),
-        hosts=tuple(host.name for host in hosts),
+        hosts=(*(share.name for share in shares), *(host.name for host in hosts)),
     )
     access = Access([address.host, *names])
     live, actions = Live(desk), Actions(desk, program)
-    gate, others = Gate(), Hosts(hosts, desk)
+    gate, others = Gate(), Hosts(hosts, desk, _shared(shares, desk))
     runner = web.AppRunner(
         application(desk, access, live, actions, gate, others),
         access_log=None,
@@ -120,6 +123,14 @@ async def _serve(
         for number in signals:
             with contextlib.suppress(ValueError):
                 loop.remove_signal_handler(number)
+
+
+def _shared(shares: Sequence[Invitation], desk: Desk) -> list[OtherHost]:
+    if not shares:
+        return []
+    from .shared_host import SharedHost  # needs the package of the extra `share`
+
+    return [SharedHost(share, desk) for share in shares]
 
 
 def _limits(config: Config) -> Iterator[str]:

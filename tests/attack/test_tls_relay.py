@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from servers.certificates import Authority
-from support.relaying import said, serving, tls_server
+from support.tls_relaying import said, serving, tls_server
 
 from criuctl.cli.main import main
 from criuctl.errors import UntrustedPath

@@ -20,6 +20,7 @@ UsePAM no
 UseDNS no
 PrintMotd no
 PidFile none
+GatewayPorts clientspecified
 MaxStartups 100
 Subsystem sftp internal-sftp
 """

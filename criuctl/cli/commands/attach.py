@@ -26,14 +26,16 @@ if TYPE_CHECKING:
         ("Watch what an agent does, without touching it:", "criuctl attach agent --read-only"),
         ("Come back to it, or start it:", "criuctl attach work -- bash"),
         ("On another host:", "criuctl attach ssh://me@build.example.com/work"),
+        ("As a guest, with the line of criuctl share:", "criuctl attach 'share://relay:2222/...'"),
     ],
-    exits=[3, 9, 10],
-    see_also=["run", "ls", "send", "capture"],
+    exits=[3, 7, 9, 10],
+    see_also=["run", "ls", "send", "capture", "share"],
 )
 @click.argument(
     "name",
     shell_complete=complete.session,
-    help="The session's name, or ssh://[USER@]HOST[:PORT]/NAME.",
+    help="The session's name, ssh://[USER@]HOST[:PORT]/NAME, or an invitation of criuctl share; "
+    "share: asks for that.",
 )
 @click.option(
     "--read-only", is_flag=True, help="Watch only: type nothing, and keep the window's size."
@@ -49,6 +51,13 @@ if TYPE_CHECKING:
     help="Bring this terminal's SSH_AUTH_SOCK, DISPLAY and the like to the session.",
 )
 @click.option(
+    "--via",
+    metavar="HOST",
+    help="With an invitation: log in to the relay by ssh, and reach the share from there: "
+    "ssh://[USER@]HOST[:PORT], or a name under hosts in the configuration.  [default: connect to "
+    "the address of the invitation]",
+)
+@click.option(
     "--stdio",
     is_flag=True,
     help="Carry the holder's protocol on standard input and output, for ssh://.",
@@ -61,6 +70,7 @@ def attach(
     read_only: bool,
     take: bool,
     update_env: bool,
+    via: str | None,
     stdio: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -83,6 +93,11 @@ def attach(
     SSH_AUTH_SOCK, every program of the session, as it names a link that is changed. A running
     program does not see a new DISPLAY.
 
+    An invitation of criuctl share attaches to a session of someone else's, by way of a relay that
+    sees ciphertext only, with the role that it was made for. It can be used once: by this command,
+    which also comes back with it after a lost connection. Arguments are visible to the users of
+    this machine until then; share: asks for the line instead.
+
     Each client states its own role: all processes of the session's user, and root, may do
     everything. Roles and the lease prevent mistakes between clients; they do not protect from a
     process of the same user.
@@ -92,6 +107,12 @@ def attach(
     from ..attaching import attach_to
 
     _check_options(app, name, read_only, take, update_env, stdio)
+    if name.startswith("share:"):
+        if command or stdio or take:
+            raise UsageError("a guest attaches with the role of the share, and to nothing else")
+        return _attach_as_guest(app, name, via, read_only)
+    if via is not None:
+        raise UsageError("--via is for an invitation of `criuctl share`")
     role = "observe" if read_only else "admin" if take else "write"
     if name.startswith("ssh://"):
         if command or stdio:
@@ -126,7 +147,7 @@ def _check_options(
         )
     if read_only and take:
         raise UsageError("--read-only and --take contradict each other")
-    if update_env and (read_only or stdio or name.startswith("ssh://")):
+    if update_env and (read_only or stdio or name.startswith(("ssh://", "share:"))):
         raise UsageError(
             "--update-env needs a session of this host, and the right to write",
             hint="On another host: `ssh -t HOST criuctl attach NAME --update-env`.",
@@ -156,6 +177,30 @@ def _attach_elsewhere(app: App, name: str, role: str) -> int:
         )
     finally:
         remote.close()
+
+
+def _attach_as_guest(app: App, line: str, via: str | None, read_only: bool) -> int:
+    """Attach by an invitation, or by the one that the user pastes."""
+    from ..invitations import invitation
+
+    there = invitation(line)
+    from ...share.guest import Guest
+    from ...transport import ssh
+    from ..attaching import attach_to
+
+    relay = ssh.Host.parse(via, app.config) if via is not None else None
+    with Guest(there, relay, tuple(ssh.program(app.config)) if relay else ()) as guest:
+        session = guest.connect()
+        name = str(session.hello["status"]["session"])
+        return attach_to(
+            app,
+            name,
+            guest.connect,
+            read_only=read_only or session.role == "observe",
+            patience=3600.0,
+            session=session,
+            guest=True,
+        )
 
 
 def _connect(config: Config, name: str, role: str, resume: tuple[str, str] | None) -> Session:

@@ -11,6 +11,7 @@ import click
 from ...errors import UsageError
 from ..app import App, pass_app
 from ..extras import need
+from ..invitations import invitation
 from ..pages import page
 from ..streams import tell, write_result
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
             "With the sessions of two more hosts:",
             "criuctl ui --host ssh://root@gamma --host ssh://root@delta:2222",
         ),
+        ("A session that someone shares with you:", "criuctl ui --host 'share://...'"),
         ("For a screen on the wall, without changing anything:", "criuctl ui --read-only --open"),
     ],
     exits=[9, 13],
@@ -64,8 +66,9 @@ if TYPE_CHECKING:
     "hosts",
     multiple=True,
     metavar="HOST",
-    help="Show the sessions of this host, too: ssh://[USER@]HOST[:PORT], or a name under hosts in "
-    "the configuration; may be repeated.  [default: this host only]",
+    help="Show the sessions of this host, too: ssh://[USER@]HOST[:PORT], a name under hosts in "
+    "the configuration, or an invitation of criuctl share; may be repeated.  [default: this host "
+    "only]",
 )
 @click.option(
     "--read-only",
@@ -99,6 +102,9 @@ def ui(
     With --host, the list has the sessions of other hosts as well, and their terminals, over ssh as
     the user that runs the server; ssh must log in without asking. A host that cannot be reached is
     shown with the reason. Everything else about such a session is done by ssh HOST criuctl.
+    With an invitation, the list has the session that it is for. The page comes from this server, on
+    your machine, and the relay sees ciphertext only. The server uses the invitation up; share:
+    asks for the line, which others could otherwise read in the arguments.
 
     Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
     separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
@@ -109,7 +115,9 @@ def ui(
     from ...web.rules import Address
     from ...web.server import serve
 
-    address, others = Address.parse(listen), parse_hosts(hosts, app.config)
+    address = Address.parse(listen)
+    shares = [invitation(text) for text in hosts if text.startswith("share:")]
+    others = parse_hosts([text for text in hosts if not text.startswith("share:")], app.config)
     if not address.loopback:
         if not remote:
             raise UsageError(
@@ -152,6 +160,7 @@ def ui(
             read_only=read_only,
             names=names,
             hosts=others,
+            shares=shares,
             opened=opened,
         )
     return 0

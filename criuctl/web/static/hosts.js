@@ -49,10 +49,11 @@ export function hostNotes() {
 export function remoteView(page, host, name, about) {
   const facts = h("div", { class: "facts" }, h("span", { class: "label" }, host));
   const way = h("code", {});
+  const line = h("p", { class: "line quiet" }, "This page shows the terminal of a session on another host. For everything else: ", way);
   const content = h("div", { class: "tab terminal" });
   page.replaceChildren(
     h("div", { class: "heading session" }, h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name), facts),
-    h("p", { class: "line quiet" }, "This page shows the terminal of a session on another host. For everything else: ", way),
+    line,
     content,
   );
   const draw = () => {
@@ -60,6 +61,7 @@ export function remoteView(page, host, name, about) {
     const body = of?.sessions.find((one) => one.session === name);
     const missing = !of ? "…" : of.state === "ok" ? "not on that host" : of.state === "asking" ? "asking…" : of.error.message;
     way.textContent = of ? `${of.command} …` : "";
+    line.hidden = of?.command === ""; // of a session that another host shares there is nothing else
     put(
       facts,
       h("span", { class: "label" }, host),

@@ -82,6 +82,7 @@ def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> Non
     assert complete("criuctl s") == [
         "status",
         "send",
+        "share",
         "signal",
         "step",
         "snapshot",

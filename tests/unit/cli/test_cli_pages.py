@@ -123,6 +123,7 @@ def test_every_example_parses(words: str) -> None:
             args = shlex.split(line[begin:])[1:]
             ctx: click.Context = PageContext(cli, info_name=PROGRAM)
             while isinstance(ctx.command, LazyGroup):
+                args = ctx.command.expanded(args)
                 found = ctx.command.get_command(ctx, args[0])
                 assert found is not None, line
                 if isinstance(found, LazyGroup):
