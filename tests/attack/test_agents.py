@@ -130,38 +130,38 @@ def test_only_sessions_are_handles(operators: Operators, home: Home) -> None:
 
 
 def test_a_role_is_not_exceeded(operators: Operators) -> None:
-    operators.shell("work")
+    operators.shell("job")
 
     async def conversation() -> None:
         async with over_stdio(operators, "--role", "observe") as agent:
             names = {tool.name for tool in (await agent.client.list_tools()).tools}
             assert names == {"list", "status", "capture", "wait", "checkpoints", "diff"}
             for tool in ("exec", "send", "kill", "run", "restore"):
-                result = await agent.client.call_tool(tool, {"name": "work", "command": "touch x"})
+                result = await agent.client.call_tool(tool, {"name": "job", "command": "touch x"})
                 assert result.is_error
         async with over_stdio(operators, "--role", "write") as agent:
-            identity = (await agent("status", name="work"))["id"]
+            identity = (await agent("status", name="job"))["id"]
             for call in (
-                {"name": "work", "confirm": identity},
-                {"name": "work", "confirm": identity, "grace": 0},
+                {"name": "job", "confirm": identity},
+                {"name": "job", "confirm": identity, "grace": 0},
             ):
                 assert (await agent.fails("kill", **call))["code"] == "forbidden"
-            taking = await agent.fails("send", name="work", text="x", take=True)
+            taking = await agent.fails("send", name="job", text="x", take=True)
             assert taking["code"] == "forbidden"
 
     talk(conversation)
-    assert operators("status", "work")["state"] == "running"
+    assert operators("status", "job")["state"] == "running"
 
 
 def test_a_ceiling_that_a_person_has_set_holds(operators: Operators, home: Home) -> None:
-    operators.shell("work")
+    operators.shell("job")
     config = Config(run_dir=str(home.run), state_dir=str(home.path / "state"))
-    with Session.connect("work", kind="human", config=config, role="admin") as person:
+    with Session.connect("job", kind="human", config=config, role="admin") as person:
         person.set_role("agent", "agent", "observe")
 
     async def conversation() -> None:
         async with over_stdio(operators, "--role", "admin") as agent:
-            assert (await agent("capture", name="work"))["state"] == "running"
+            assert (await agent("capture", name="job"))["state"] == "running"
             for tool, arguments in (
                 ("exec", {"command": "true"}),
                 ("exec", {"command": "true", "new": True}),
@@ -171,7 +171,7 @@ def test_a_ceiling_that_a_person_has_set_holds(operators: Operators, home: Home)
                 ("halt", {}),
                 ("kill", {}),
             ):
-                refused = await agent.fails(tool, name="work", **arguments)
+                refused = await agent.fails(tool, name="job", **arguments)
                 assert refused["code"] == "forbidden", (tool, refused)
 
     talk(conversation)
@@ -195,31 +195,29 @@ def test_what_programs_say_is_marked_and_harmless(operators: Operators) -> None:
         f"\\033[31m{ORDER}\\033[0m \\033]0;{ORDER}\\007 \\342\\200\\256 \\363\\240\\201\\201 \\001"
     )
     script = f"printf '{shown}\\n'; exec -a '{ORDER}' sleep 1000"
-    operators(
-        "run", "-d", "--name", "work", "--label", f"order={ORDER}", "--", "bash", "-c", script
-    )
+    operators("run", "-d", "--name", "job", "--label", f"order={ORDER}", "--", "bash", "-c", script)
 
     async def conversation() -> None:
         async with over_stdio(operators, "--role", "admin") as agent:
             assert agent.client.instructions is not None
             assert "from_session" in agent.client.instructions
-            while (await agent("wait", name="work", until="match", pattern=ORDER, since=0))[
+            while (await agent("wait", name="job", until="match", pattern=ORDER, since=0))[
                 "running"
             ]:
                 pass
             answers = [
                 await agent("list"),
-                await agent("status", name="work"),
-                await agent("capture", name="work"),
-                await agent("capture", name="work", since=0),
-                await agent("wait", name="work", until="match", pattern="IGNORE.*", since=0),
-                await agent.read("criuctl://session/work/screen"),
-                await agent.read("criuctl://session/work/log"),
-                await agent.read("criuctl://session/work/tree"),
+                await agent("status", name="job"),
+                await agent("capture", name="job"),
+                await agent("capture", name="job", since=0),
+                await agent("wait", name="job", until="match", pattern="IGNORE.*", since=0),
+                await agent.read("criuctl://session/job/screen"),
+                await agent.read("criuctl://session/job/log"),
+                await agent.read("criuctl://session/job/tree"),
             ]
-            busy = await agent.fails("exec", name="work", command="true")
+            busy = await agent.fails("exec", name="job", command="true")
             assert ORDER in busy["from_session"]["message"]
-            answers += [busy, await agent.fails("kill", name="work")]
+            answers += [busy, await agent.fails("kill", name="job")]
             for answer in answers:
                 found = list(texts(answer))
                 assert any(ORDER in text for text, _data in found), answer
@@ -232,16 +230,16 @@ def test_what_programs_say_is_marked_and_harmless(operators: Operators) -> None:
 
 
 def test_a_flood_is_cut_and_says_so(operators: Operators) -> None:
-    operators.shell("work")
+    operators.shell("job")
 
     async def conversation() -> None:
         with listening(operators) as server:
             async with over_http(server) as agent:
                 flood = "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo end"
-                done = await agent("exec", name="work", command=flood)
+                done = await agent("exec", name="job", command=flood)
                 while done["running"]:
                     done = await agent(
-                        "wait", name="work", until="command", command_id=done["command_id"]
+                        "wait", name="job", until="command", command_id=done["command_id"]
                     )
                 text = done["from_session"]["output"]
                 assert len(text) == 16_000 and text.endswith("x\nend\n")
@@ -249,13 +247,13 @@ def test_a_flood_is_cut_and_says_so(operators: Operators) -> None:
                 cursor = int(done["left_out"]["how_to_read_it"].rpartition("=")[2])
                 total = ""
                 for _ in range(3):  # as it says, piece by piece
-                    piece = await agent("capture", name="work", since=cursor, limit=100_000)
+                    piece = await agent("capture", name="job", since=cursor, limit=100_000)
                     total, cursor = total + piece["from_session"]["text"], piece["cursor"]
                     assert piece["more"]
                 assert total.count("x") > 299_000 and len(total) <= 300_000
-                log = await agent.read("criuctl://session/work/log")
+                log = await agent.read("criuctl://session/job/log")
                 assert len(log["from_session"]["text"]) <= 100_000 and log["left_out"]
-                long = await agent.client.call_tool("capture", {"name": "work", "limit": 10**9})
+                long = await agent.client.call_tool("capture", {"name": "job", "limit": 10**9})
                 assert long.is_error
 
     talk(conversation)
@@ -263,19 +261,19 @@ def test_a_flood_is_cut_and_says_so(operators: Operators) -> None:
 
 def test_a_hostile_pattern_does_not_stop_the_server(operators: Operators) -> None:
     """A search that takes for ever holds a thread, and no other call."""
-    operators("run", "-d", "--name", "work", "--", "bash", "-c", f"echo {'a' * 60}; sleep 1000")
-    wait_until(lambda: "aaa" in operators.text("capture", "work"), TIMEOUT, "it has printed")
+    operators("run", "-d", "--name", "job", "--", "bash", "-c", f"echo {'a' * 60}; sleep 1000")
+    wait_until(lambda: "aaa" in operators.text("capture", "job"), TIMEOUT, "it has printed")
 
     async def conversation() -> None:
         async with over_stdio(operators) as agent:
             pattern = "(a|a|aa)+$(?!a)b"
             search = asyncio.create_task(
                 agent.client.call_tool(
-                    "wait", {"name": "work", "until": "match", "pattern": pattern, "since": 0}
+                    "wait", {"name": "job", "until": "match", "pattern": pattern, "since": 0}
                 )
             )
             await asyncio.sleep(0.5)
-            assert (await agent("status", name="work"))["state"] == "running"
+            assert (await agent("status", name="job"))["state"] == "running"
             search.cancel()
 
     talk(conversation)

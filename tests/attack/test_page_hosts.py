@@ -178,7 +178,7 @@ def test_a_hostile_terminal_ends_and_nothing_else(operators: Operators, tmp_path
         words = ("criuctl", f"token.{served.token}")
         async with aiohttp.ClientSession(served.root) as http:
             for name in _TERMINALS:
-                path = f"/api/hosts/{name}/sessions/work/terminal"
+                path = f"/api/hosts/{name}/sessions/job/terminal"
                 async with http.ws_connect(path, protocols=words, origin=served.root) as socket:
                     while True:
                         message = await socket.receive(TIMEOUT)
@@ -200,7 +200,7 @@ def test_a_hostile_terminal_ends_and_nothing_else(operators: Operators, tmp_path
             assert set(await _lists(http, served.token)) == {*_TERMINALS, "mute"}
             # one that never greets delays the server's end no more than it has to
             await http.ws_connect(
-                "/api/hosts/mute/sessions/work/terminal", protocols=words, origin=served.root
+                "/api/hosts/mute/sessions/job/terminal", protocols=words, origin=served.root
             )
 
     (tmp_path / "mute").touch()
