@@ -3,8 +3,9 @@
 What is left is a record for each process: what is registered, and where its memory is stored as it
 was at the last snapshot. The keeper (`keeper`) is a small process of its own for each tree, so
 that tracking depends neither on a holder nor on what takes the snapshots. It is found by a socket
-in criuctl's run folder, named after the tree's root. The snapshot that takes the tracking has it alone: if
-that snapshot fails, the tree is not tracked any more, and the next one starts again from nothing.
+in criuctl's run folder, named after the tree's root. The snapshot that takes the tracking has it
+alone: if that snapshot fails, the tree is not tracked any more, and the next one starts again from
+nothing.
 """
 
 from __future__ import annotations
