@@ -74,7 +74,7 @@ class ShortFreeze(Struct, eq=False):
             self.scans.close()
 
     def begin(self, writer: CheckpointWriter, repository: Repository) -> dict[int, list[Range]]:
-        """Begin to track the tree's writes; return of which memory, by our PIDs."""
+        """Begin to track the tree's writes; return the ranges that are tracked, by our PIDs."""
         if self.scans is None:
             return {}
         if not writer.layered:

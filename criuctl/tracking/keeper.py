@@ -45,14 +45,14 @@ def _answer(
 ) -> bool:
     """Answer one client; return whether it has taken everything."""
     connection.settimeout(_PATIENCE)
-    wish = connection.recv(1)
-    if wish not in (b"?", b"t"):
+    request = connection.recv(1)
+    if request not in (b"?", b"t"):
         return False
     data = json.dumps({**record, "tasks": [task for task, _fd in living]}).encode()
-    if wish == b"t":
+    if request == b"t":
         os.unlink(path)  # its place is free for the next one
     connection.sendall(struct.pack("<Q", len(data)) + data)
-    if wish == b"?":
+    if request == b"?":
         return False
     fds = [fd for _task, fd in living]
     for at in range(0, len(fds), _BATCH):

@@ -3,8 +3,9 @@
 What is left is a record for each process: what is registered, and where its memory is stored as it
 was at the last snapshot. The keeper (`keeper`) is a small process of its own for each tree, so
 that tracking depends neither on a holder nor on what takes the snapshots. It is found by a socket
-in criuctl's run folder, named after the tree's root. Whoever takes the tracking has it alone: if
-that snapshot fails, the tree is not tracked any more, and the next one begins anew.
+in criuctl's run folder, named after the tree's root. The snapshot that takes the tracking has it
+alone: if that snapshot fails, the tree is not tracked any more, and the next one starts again from
+nothing.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def tracked(config: Config, root: ProcessIdentity) -> bool:
 
 
 @contextmanager
-def _asked(config: Config, root: ProcessIdentity, wish: bytes) -> Iterator[socket.socket | None]:
+def _asked(config: Config, root: ProcessIdentity, request: bytes) -> Iterator[socket.socket | None]:
     """Yield a connection to the tree's keeper, which was asked for this; None if there is none."""
     path = _path(config, root)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -186,7 +187,7 @@ def _asked(config: Config, root: ProcessIdentity, wish: bytes) -> Iterator[socke
                 path.unlink()
             yield None
             return
-        connection.sendall(wish)
+        connection.sendall(request)
         yield connection
 
 

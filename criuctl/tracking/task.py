@@ -47,7 +47,7 @@ class Task(Struct, eq=False):
         self.forget()
 
     def forget(self) -> None:
-        """Leave the tracking to whoever has the descriptor."""
+        """Leave the tracking to the owner of the descriptor."""
         if self.uffd >= 0:
             self.uffd = -1
             self.memory.close()
