@@ -41,6 +41,7 @@ pytest_plugins = [
     "support.browsing",
     "support.homes",
     "support.hosts",
+    "support.slurm",
 ]  # radosgw_server and rclone_server are there once for the whole session
 
 
