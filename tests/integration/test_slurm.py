@@ -94,3 +94,88 @@ def test_it_goes_on_on_another_node(cluster: Cluster, code: int) -> None:
     pids = set(re.findall(r"^count \d+ n\d (\d+)", counter.output, re.MULTILINE))
     assert len(pids) == 1
     assert bool(checkpoints(cluster, counter.job)) == bool(code)
+
+
+def test_a_requeue_by_the_administrator(cluster: Cluster) -> None:
+    """`scontrol requeue` sends SIGTERM to every process of the job: none ends before it is
+    stored.
+    """
+    use(cluster, "n1")
+    counter = Counter(cluster, "requeue", "--time=10")
+    counter.wait_on("n1")
+    cluster.sh(f"scontrol requeue {counter.job}")
+    cluster.wait_output("ada", counter.job, "restored checkpoint")
+    counter.end(0)
+    numbers = [n for n, _ in counter.counts()]
+    assert numbers == list(range(1, numbers[-1] + 1)), counter.output
+
+
+def test_a_preempted_job(cluster: Cluster) -> None:
+    """A job of higher priority gets the node, and then the first one goes on."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "preempted")
+    counter.wait_on("n1")
+    other = cluster.submit("mal", "echo high", "-p", "high", "--exclusive")
+    cluster.wait_output("mal", other, "high")
+    stored = len(counter.counts())
+    cluster.wait_output("ada", counter.job, "restored checkpoint")
+    counter.end(0)
+    numbers = [n for n, _ in counter.counts()]
+    assert numbers == list(range(1, numbers[-1] + 1)), counter.output
+    assert numbers[-1] > stored
+
+
+def test_the_time_limit(cluster: Cluster) -> None:
+    """Without a signal of Slurm's, the program is stored before the job's time is over."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "limit", "--time=1", run="--checkpoint-before 57")
+    cluster.wait_output("ada", counter.job, "restored checkpoint")
+    counter.end(0)
+    numbers = [n for n, _ in counter.counts()]
+    assert numbers == list(range(1, numbers[-1] + 1)), counter.output
+
+
+def test_tasks_of_an_array(cluster: Cluster) -> None:
+    """Each task is a job of its own, with checkpoints of its own."""
+    use(cluster, "n1")
+    words = "/usr/bin/python3 -S counter.py stop-array"
+    (cluster.home("ada") / "counter.py").write_text(COUNTER)
+    script = f"sleep 0.$SLURM_ARRAY_TASK_ID; {RUN} -- {words}"
+    array = cluster.submit("ada", script, "--array=1-2", "--signal=B:USR1@60")
+    outputs = [f"{array}_1", f"{array}_2"]
+    for name in outputs:
+        cluster.wait_output("ada", name, "count 5 ")
+    use(cluster, "n2")
+    for name in outputs:
+        cluster.sh(f"scancel --batch --signal=USR1 {name}")
+    for name in outputs:
+        cluster.wait_output("ada", name, " n2 ")
+    (cluster.home("ada") / "stop-array").write_text("0")
+    for name in outputs:
+        cluster.wait_state(name, "COMPLETED")
+        text = cluster.output("ada", name)
+        numbers = [int(n) for n in re.findall(r"^count (\d+)", text, re.MULTILINE)]
+        assert numbers == list(range(1, numbers[-1] + 1)), text
+
+
+def test_a_node_that_was_thought_dead_comes_back(cluster: Cluster) -> None:
+    """The newest checkpoint goes on elsewhere, and the copy of the node that was cut off ends."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "dead", run="--every 1s")
+    cluster.wait_output("ada", counter.job, "criuctl: checkpoint")
+    node = cluster.nodes["n1"]
+    pid = re.findall(r"^count \d+ n1 (\d+)", counter.output, re.MULTILINE)[0]
+    node.cut()
+    try:
+        use(cluster, "n2")
+        cluster.sh("scontrol update nodename=n1 state=down reason=dead")
+        counter.wait_on("n2")
+        running = f"test -d /proc/{pid} && echo there || true"
+        wait_until(lambda: not node.sh(running), PATIENCE, f"the copy on n1 ends: {counter.output}")
+    finally:
+        node.plug()
+    wait_until(lambda: counter.counts()[-1][1] == "n2", PATIENCE, "only n2 counts")
+    begins = next(n for n, where in counter.counts() if where == "n2")
+    assert 1 < begins <= max(n for n, where in counter.counts() if where == "n1") + 1
+    cluster.wait_output("ada", counter.job, "was taken over by host n2")
+    counter.end(0)

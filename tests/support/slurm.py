@@ -33,7 +33,7 @@ from .keeper import wait_until
 PROJECT = Path(__file__).parent.parent.parent
 USERS = {"ada": 2001, "mal": 2002}
 NAMES = ("n1", "n2")
-KILL_WAIT = 4
+KILL_WAIT = 20
 PATIENCE = 60.0  # seconds for what takes one or two
 _ADDRESS = "10.91.7"
 _CONFIG = """\
@@ -323,6 +323,12 @@ class Cluster:
         found = [word for word in shown.split() if word.startswith("JobState=")]
         return found[0].partition("=")[2] if found else ""
 
+    def story(self, job: int | str) -> str:
+        """What the controller and the nodes' services say, for a test that fails."""
+        logs = [self.folder / "slurmctld.log", *self.folder.glob("*/service.log")]
+        texts = [f"{path.name}: {path.read_text()[-3000:]}" for path in logs]
+        return "\n".join([self.sh(f"scontrol show job {job} -o", check=False), *texts])
+
     def field(self, job: int | str, name: str) -> str:
         """One field of ``scontrol show job``."""
         shown = self.sh(f"scontrol show job {job} -o")
@@ -335,7 +341,11 @@ class Cluster:
 
     def wait_state(self, job: int | str, *states: str) -> None:
         """Wait until the job is in one of these states."""
-        wait_until(lambda: self.state(job) in states, PATIENCE * 2, f"job {job} is {states}")
+        wait_until(
+            lambda: self.state(job) in states,
+            PATIENCE * 2,
+            f"job {job} is {states}: {self.story(job)}",
+        )
 
     def wait_output(self, user: str, job: int | str, text: str, *, count: int = 1) -> None:
         """Wait until the job has printed this text, `count` times."""
@@ -364,7 +374,6 @@ SERVICE = ("--fence-every", "1", "--min-interval", "0")
 def cluster() -> Iterator[Cluster]:
     """A cluster with criuctl's service on each node, for all tests of a module."""
     token = f"czoo{uuid.uuid4().hex[:10]}"
-    before = leaks.look(token)
     folder = Path("/tmp") / token
     folder.mkdir(mode=0o755)
     try:
@@ -375,7 +384,7 @@ def cluster() -> Iterator[Cluster]:
             yield made
         finally:
             made.close()
-        found = leaks.leftovers(before, token, allowed=frozenset({str(folder)}))
+        found = leaks.processes_of(token)  # all else was in namespaces, which are gone
     finally:
         leaks.end_processes(token)
         shutil.rmtree(folder)
