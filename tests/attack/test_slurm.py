@@ -58,6 +58,7 @@ def stale():
     os.kill(pid, 9)
     os.waitpid(pid, 0)
     return ask({"op": "start"}, [fd, *pipes()])
+held = []
 def begun(pid):
     sock = connect()
     say(sock, {"op": "hello"})
@@ -151,7 +152,7 @@ def test_another_user_s_checkpoint(
     assert attacker.evaluate(f"os.environ.update(SLURM_JOB_ID='{job}')") is None
     named = {"op": "restore", "job": job, "name": f"slurm-lab-{job}-u2001", "end": True}
     assert refused(attacker.evaluate(f"ask({named!r}, pipes())"), "refused")
-    greeting = attacker.evaluate("ask({'op': 'hello', 'job': %d}, greet=False)" % job)
+    greeting = attacker.evaluate(f"ask({{'op': 'hello', 'job': {job}}}, greet=False)")
     assert greeting["job"] == attacker.job
     assert greeting["checkpoint"] is None
     assert greeting["name"] == f"slurm-lab-{attacker.job}-u{USERS['mal']}"

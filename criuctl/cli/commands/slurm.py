@@ -27,7 +27,7 @@ slurm = LazyGroup(
     when Slurm warns, is queued again, and goes on where it was, on whatever node it is placed.
 
     The administrator starts criuctl slurm serve on each node. A user starts the program by
-    criuctl slurm run in a batch script. See criuctl help slurm.""",
+    criuctl slurm run in a batch script. See criuctl help slurm-jobs.""",
     examples=[
         (
             "The last line of a batch script with #SBATCH --requeue --signal=B:USR1@120:",
@@ -163,7 +163,7 @@ def serve(
 ) -> int:
     """Serve the jobs of this node: root's part of criuctl slurm run. It stores and restores
     processes for a job, and only those of that job and its user, which it finds out from the kernel
-    and from Slurm; a job names no process, checkpoint, store or file. See criuctl help slurm and
+    and from Slurm; a job names no checkpoint, store or file. See criuctl help slurm-jobs and
     SECURITY.md.
 
     The store is this command's: --store, or the configuration. Its credentials and keys are root's.

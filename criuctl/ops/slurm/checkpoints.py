@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -275,6 +276,7 @@ def key_of_pipe(fd: int) -> str:
     target = os.readlink(f"/proc/self/fd/{fd}")
     with open(f"/proc/self/fdinfo/{fd}") as file:
         flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
-    if not target.startswith("pipe:[") or flags & os.O_ACCMODE != os.O_WRONLY:
+    pipe = stat.S_ISFIFO(os.fstat(fd).st_mode) and target.startswith("pipe:[")
+    if not pipe or flags & os.O_ACCMODE != os.O_WRONLY:
         raise DataError("a stream of the job is not the writing end of a pipe")
     return target

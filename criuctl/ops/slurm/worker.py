@@ -35,6 +35,7 @@ from . import checkpoints, jobs, protocol
 from .checkpoints import Bound, Settings, apart
 
 _WORDLESS = 30.0  # seconds for the first message of a connection
+_TRY = 0.5  # seconds between two tries of a checkpoint
 _STRAYS = 5.0  # seconds between two looks for orphans of the tree
 
 
@@ -58,6 +59,7 @@ class Worker:
         self._child = 0
         self._streams: dict[str, str] = {}  # by name: the pipes, as CRIU names them
         self._stored_at = 0.0  # monotonic; of the last checkpoint
+        self._tried_at = 0.0  # monotonic; of the last try of one
         self._looks_at = 0.0  # monotonic; when the lease is looked at next
 
     def serve(self) -> None:
@@ -219,6 +221,9 @@ class Worker:
         pause = self._stored_at + self._settings.min_interval - now
         if not end and self._stored_at and pause > 0:
             raise Refused(f"the last checkpoint was just made; the next may be in {pause:.0f} s")
+        if self._tried_at and now - self._tried_at < _TRY:
+            raise Refused("that was just tried")
+        self._tried_at = now
         work = partial(checkpoints.dump, self._config, self._bound, self._streams, end=end)
         answer = apart(work)
         if answer["ok"]:

@@ -32,7 +32,7 @@ KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "adapters agents architecture configuration connection-policies environment-and-files "
     "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
-    "sessions steps stores-and-keys"
+    "sessions slurm-jobs steps stores-and-keys"
 )
 
 

@@ -18,7 +18,13 @@ from criuctl.cli.main import main
 from criuctl.ops.scheduling import timers, units
 
 Call = Callable[..., Any]
-ALL = ["criuctl-recover", "criuctl-supervise@", "criuctl-ui", "criuctl-ui-read-only"]
+ALL = [
+    "criuctl-recover",
+    "criuctl-slurm",
+    "criuctl-supervise@",
+    "criuctl-ui",
+    "criuctl-ui-read-only",
+]
 
 
 @pytest.fixture
