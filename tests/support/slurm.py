@@ -341,11 +341,10 @@ class Cluster:
 
     def wait_state(self, job: int | str, *states: str) -> None:
         """Wait until the job is in one of these states."""
-        wait_until(
-            lambda: self.state(job) in states,
-            PATIENCE * 2,
-            f"job {job} is {states}: {self.story(job)}",
-        )
+        try:
+            wait_until(lambda: self.state(job) in states, PATIENCE * 2, f"job {job} is {states}")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}: {self.story(job)}") from error
 
     def wait_output(self, user: str, job: int | str, text: str, *, count: int = 1) -> None:
         """Wait until the job has printed this text, `count` times."""

@@ -101,7 +101,7 @@ def run(app: App, before: float, every: str | None, path: Path, command: tuple[s
     A checkpoint that fails is reported, and the program runs on. Where the program has ended by
     itself with exit code 0, its checkpoints are removed; with another one they stay, and a requeue
     restores the newest. The exit code is 75 if the program is stored but Slurm did not queue the
-    job again, and 13 if this node's service was lost or another node has taken the job over.
+    job again, and 13 if another node has taken the job over or this node's service was killed.
     """
     from ...host.retention import patience
     from ...ops.slurm.runner import Plan, Runner, say

@@ -27,7 +27,7 @@ from typing import Any
 from ...errors import CriuctlError, DataError
 
 SOCKET = "/run/criuctl-slurm/socket"
-LONGEST = 16384  # bytes
+LONGEST = 65536  # bytes
 DESCRIPTORS = 3
 _TEXT, _WARNINGS = 1000, 6  # characters; with escapes, a message of them fits
 

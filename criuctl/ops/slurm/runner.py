@@ -73,6 +73,7 @@ class Runner:
         self._warned = 0  # the signal by which Slurm has warned, or SIGALRM for the time limit
         self._stored = 0  # number of the last checkpoint
         self._code: int | None = None  # of a program that has ended
+        self._lost = False  # the connection to the service
         self._next = {"every": 0.0, "limit": 0.0, "again": 0.0}  # monotonic; 0: never
 
     def run(self) -> int:
@@ -190,27 +191,39 @@ class Runner:
         if self._warned and not self._next["again"]:
             left = 0.0
         poll = select.poll()
-        for fd in (wake, self._sock.fileno(), *([self._pidfd] if self._child else [])):
+        # The service reports the end of a restored program, as long as there is a service.
+        ends = [self._pidfd] if self._child or self._lost else []
+        for fd in (wake, *ends, *([] if self._lost else [self._sock.fileno()])):
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(min(left, _FAR) * 1000)}
         if wake in ready:
             os.read(wake, 4096)
-        if self._child and self._pidfd in ready:
-            _, status = os.waitpid(self._child, 0)
-            number = os.waitstatus_to_exitcode(status)
-            self._code = number if number >= 0 else 128 - number
-            with suppress(CriuctlError):  # its lease is taken over by the next node then
-                self._request({"op": "ended", "code": self._code})
-        elif self._sock.fileno() in ready and self._code is None:
+        if ready.intersection(ends):
+            self._reap()
+        elif self._sock.fileno() in ready:
             self._take_event()
+
+    def _reap(self) -> None:
+        """Note the exit code of a program that has ended."""
+        if not self._child:
+            self._tell("the program has ended; without the service its exit code is not known")
+            self._code = LOST
+            return
+        _, status = os.waitpid(self._child, 0)
+        number = os.waitstatus_to_exitcode(status)
+        self._code = number if number >= 0 else 128 - number
+        with suppress(CriuctlError):  # the next node takes its lease over then
+            self._request({"op": "ended", "code": self._code})
 
     def _take_event(self) -> None:
         message = None
         with suppress(OSError):
             message = protocol.receive(self._sock)
         if message is None:
-            self._tell("the connection to this node's criuctl service is lost")
-            self._code = LOST
+            self._tell(
+                "this node's criuctl service is lost; the program runs on, and is not stored"
+            )
+            self._lost = True
         elif "event" in message[0]:
             self._on_event(message[0])
 
