@@ -1,9 +1,10 @@
 """Compare what survives a requeue: criuctl, and DMTCP with the batch script that its users write.
 
-``python -m bench.slurm_jobs DMTCP_PREFIX`` starts the cluster of `support.slurm`; each program runs
-as a job, is warned, is queued again, and is placed on the other node.  A line for each: whether it
-went on there where it was, how long it took from the warning to the requeue, and from its new start
-to its next output.  The times compare two programs on one machine; they are not those of a cluster.
+``python -m bench.slurm_jobs DMTCP_PREFIX [PROGRAM...]`` starts the cluster of `support.slurm`; each
+program runs as a job, is warned, is queued again, and is placed on the other node.  A line for
+each: whether it went on there where it was, how long it took from the warning to the requeue, and
+from its new start to its next output.  The times compare two programs on one machine; they are not
+those of a cluster.
 """
 
 from __future__ import annotations
@@ -31,16 +32,25 @@ for n in range(1, 10**9):
     print("count", n, flush=True)
     time.sleep(0.05)
 """
-_POOL = """
+# Not a Pool: its semaphores are deleted files that are mapped, which CRIU reads with a right of the
+# first user namespace only, and the cluster is in another one.
+_PROCESSES = """
 import multiprocessing, time
-def double(n):
-    time.sleep(0.02)
-    return 2 * n
+def double(end):
+    while True:
+        end.send(2 * end.recv())
 if __name__ == "__main__":
-    with multiprocessing.Pool(3) as pool:
-        for n in range(1, 10**9):
-            assert pool.map(double, range(3)) == [0, 2, 4]
-            print("count", n, flush=True)
+    ends = []
+    for _ in range(3):
+        ours, theirs = multiprocessing.Pipe()
+        multiprocessing.Process(target=double, args=(theirs,), daemon=True).start()
+        ends.append(ours)
+    for n in range(1, 10**9):
+        for end in ends:
+            end.send(n)
+        assert [end.recv() for end in ends] == [2 * n] * 3
+        print("count", n, flush=True)
+        time.sleep(0.05)
 """
 _SHELL = "n=0; while :; do n=$((n+1)); echo count $n | cat; sleep 0.05; done"
 _C = """
@@ -108,7 +118,7 @@ class Outcome(Struct, frozen=True):
 
 def programs(folder: Path) -> dict[str, list[str]]:
     """Write the programs, and return their commands by name."""
-    for name, text in (("count.py", _PYTHON), ("pool.py", _POOL), ("server.py", _SERVER)):
+    for name, text in (("count.py", _PYTHON), ("processes.py", _PROCESSES), ("server.py", _SERVER)):
         (folder / name).write_text(text)
     (folder / "count.c").write_text(_C)
     subprocess.run(["gcc", "-static", "-o", folder / "static", folder / "count.c"], check=True)
@@ -116,7 +126,7 @@ def programs(folder: Path) -> dict[str, list[str]]:
     return {
         "python": [*python, str(folder / "count.py")],
         "python, 200 MiB": [*python, str(folder / "count.py"), "200"],
-        "python, processes": [*python, str(folder / "pool.py")],
+        "python, processes": [*python, str(folder / "processes.py")],
         "python, TCP": [*python, str(folder / "server.py")],
         "sh, pipes": ["/bin/sh", "-c", _SHELL],
         "static C": [str(folder / "static")],
@@ -158,7 +168,7 @@ def measure(cluster: Cluster, program: str, way: str, text: str) -> Outcome:
         wait_until(lambda: cluster.state(job) == "PENDING", _PATIENCE, "it is not queued again")
         stored = time.monotonic() - warned
         before = _counts(output())
-        wait_until(lambda: cluster.state(job) == "RUNNING", _PATIENCE, "it does not start again")
+        wait_until(lambda: cluster.state(job) != "PENDING", _PATIENCE, "it does not start again")
         began = time.monotonic()
         wait_until(
             lambda: len(_counts(output())) > len(before) or cluster.state(job) != "RUNNING",
@@ -185,7 +195,7 @@ def measure(cluster: Cluster, program: str, way: str, text: str) -> Outcome:
 
 def main() -> None:
     """Print a line for each program and way."""
-    (prefix,) = sys.argv[1:]
+    prefix, *wanted = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="slurm-jobs-", dir="/tmp") as path:
         folder = Path(path)
         cluster = Cluster(folder, folder.name)
@@ -193,6 +203,8 @@ def main() -> None:
             for node in cluster.nodes.values():
                 node.start_service(*SERVICE)
             for number, (name, command) in enumerate(programs(folder).items()):
+                if wanted and name not in wanted:
+                    continue
                 for way in ("criuctl", "dmtcp"):
                     text = script(way, prefix, str(number), command)
                     print(measure(cluster, name, way, text).line(), flush=True)

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 from support.keeper import wait_until
-from support.slurm import PATIENCE, RUN, Cluster
+from support.slurm import PATIENCE, RUN, SERVICE, Cluster
 
 # Counts in its memory until the file `stop` has the code to end with.
 COUNTER = """
@@ -156,6 +156,50 @@ def test_tasks_of_an_array(cluster: Cluster) -> None:
         text = cluster.output("ada", name)
         numbers = [int(n) for n in re.findall(r"^count (\d+)", text, re.MULTILINE)]
         assert numbers == list(range(1, numbers[-1] + 1)), text
+
+
+def test_a_cancelled_job(cluster: Cluster) -> None:
+    """It ends, started or restored, and is not brought back."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "cancelled")
+    counter.wait_on("n1")
+    cluster.sh(f"scancel --batch --signal=USR1 {counter.job}")
+    cluster.wait_output("ada", counter.job, "restored checkpoint")
+    pid = re.findall(r"^count \d+ n1 (\d+)", counter.output, re.MULTILINE)[0]
+    cluster.sh(f"scancel {counter.job}")
+    cluster.wait_state(counter.job, "CANCELLED")
+    assert cluster.field(counter.job, "Restarts") == "1"
+    gone = f"test -d /proc/{pid} && echo there || true"
+    wait_until(lambda: not cluster.nodes["n1"].sh(gone), PATIENCE, "its program has ended")
+    started = Counter(cluster, "cancelled-early")
+    started.wait_on("n1")
+    cluster.sh(f"scancel {started.job}")
+    cluster.wait_state(started.job, "CANCELLED")
+    assert cluster.field(started.job, "Restarts") == "0"
+    assert "checkpoint" not in started.output
+
+
+def test_the_service_is_restarted(cluster: Cluster) -> None:
+    """A job that runs goes on being served: the process that serves it stays."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "restarted")
+    counter.wait_on("n1")
+    cluster.nodes["n1"].stop_service()
+    cluster.nodes["n1"].start_service(*SERVICE)
+    cluster.sh(f"scancel --batch --signal=USR1 {counter.job}")
+    cluster.wait_output("ada", counter.job, "restored checkpoint")
+    counter.end(0)
+
+
+def test_the_service_is_killed(cluster: Cluster) -> None:
+    """The program runs on to its end, and the job's output says that it is not stored."""
+    use(cluster, "n1")
+    counter = Counter(cluster, "killed")
+    counter.wait_on("n1")
+    node = cluster.nodes["n1"]
+    node.sh("pkill -KILL -P $(pgrep -o -f 'slurm serve') -f 'slurm serve'")
+    cluster.wait_output("ada", counter.job, "is not stored")
+    counter.end(5)
 
 
 def test_a_node_that_was_thought_dead_comes_back(cluster: Cluster) -> None:

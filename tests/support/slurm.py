@@ -179,6 +179,11 @@ class Node:
             socket.exists, PATIENCE, f"the service of {self.name} listens ({log.read_text()})"
         )
 
+    def stop_service(self) -> None:
+        """Have the service end; the processes that serve running jobs stay."""
+        self.sh("kill $(pgrep -o -f 'slurm serve')")
+        self.service.wait(PATIENCE)
+
     def cut(self) -> None:
         """Unplug the node's network; what runs there goes on."""
         self._cluster.sh(f"ip link set {self.name} down")

@@ -5,6 +5,11 @@ code. At the warning of Slurm (SIGUSR1, by ``sbatch --signal=B:USR1@120``), at S
 time before the time limit, it has the program stored and ended, and requeues the job. All that
 needs rights is done by the service (`protocol`).
 
+Slurm sends SIGTERM in several cases, and its controller says which one it is. A job that it queues
+again has one restart more than this run knows of: it is stored, and that is all. One that has only
+ended was cancelled, or its time is over: a requeue would bring it back against its user's will, so
+the program is ended, or may end itself if it handles SIGTERM.
+
 A checkpoint that fails at a warning is tried again every `_AGAIN` seconds: the program runs on, and
 Slurm's patience is short. Without any checkpoint the job is not requeued, because it would begin
 from nothing; that is reported.
@@ -27,6 +32,7 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import CriuctlError, SessionGone
+from ...proc.procfs import read_status
 from . import client, protocol
 from .program import Gate, Pipes
 
@@ -67,8 +73,9 @@ class Runner:
         self._plan, self._path, self._tell = plan, path, tell
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._pipes = Pipes()
-        self._job = 0
-        self._child = 0  # PID of a program that is our own child; 0: a restored one
+        self._job = self._restarts = 0
+        self._root = 0  # PID of the program
+        self._child = 0  # the same if it is our own child; 0: a restored one
         self._pidfd = -1
         self._warned = 0  # the signal by which Slurm has warned, or SIGALRM for the time limit
         self._stored = 0  # number of the last checkpoint
@@ -84,7 +91,7 @@ class Runner:
             signal.signal(number, self._signalled)
         self._connect()
         greeting = self._request({"op": "hello"})
-        self._job = int(greeting["job"])
+        self._job, self._restarts = int(greeting["job"]), int(greeting["restarts"])
         if os.environ.get("SLURM_TASK_PID", str(os.getpid())) != str(os.getpid()):
             self._tell(
                 "note: Slurm's warning (--signal=B:...) goes to the batch script only; let the "
@@ -160,17 +167,18 @@ class Runner:
         except BaseException:
             gate.give_up()
             raise
-        self._child, self._pidfd = gate.pid, gate.pidfd
+        self._root = self._child = gate.pid
+        self._pidfd = gate.pidfd
         self._pipes.pass_on()
         gate.let_through()
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         answer = self._request({"op": "restore"}, self._pipes.writing)
         (self._pidfd,) = answer["fds"]
-        self._stored = int(answer["number"])
+        self._root, self._stored = int(answer["pid"]), int(answer["number"])
         self._pipes.pass_on()
         made = checkpoint.get("created", "")
-        self._tell(f"restored checkpoint {self._stored} of {made} as PID {answer['pid']}")
+        self._tell(f"restored checkpoint {self._stored} of {made} as PID {self._root}")
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -266,34 +274,73 @@ class Runner:
 
     def _leave(self) -> int | None:
         """Store and end the program, and have Slurm queue the job again; None if it runs on."""
+        shown = _shown(self._job) if self._warned == signal.SIGTERM else None
+        if shown is not None and shown.state != "RUNNING" and shown.restarts == self._restarts:
+            return self._cancelled()
         if not self._store(end=True):
             self._next["again"] = time.monotonic() + _AGAIN
             return None
         if self._child:
             os.waitpid(self._child, 0)
         self._pipes.drain()
+        if shown is not None and shown.restarts > self._restarts:
+            return REQUEUED  # by Slurm itself
         return self._requeue()
+
+    def _cancelled(self) -> int | None:
+        """End with the job, unless the program handles SIGTERM: then it ends the job, or Slurm."""
+        self._warned = 0
+        if not _handles(self._root, signal.SIGTERM):
+            return 128 + signal.SIGTERM
+        with suppress(ProcessLookupError):  # where Slurm does not see a restored one
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        return None
 
     def _requeue(self) -> int:
         try:
             client.ask("scontrol", "requeue", str(self._job))
         except CriuctlError as error:
-            if self._warned != signal.SIGTERM:  # then Slurm requeues, or cancels, the job itself
-                self._tell(f"the job is stored, and was not queued again: {error.message}")
-                return NOT_REQUEUED
+            self._tell(f"the job is stored, and was not queued again: {error.message}")
+            return NOT_REQUEUED
         return REQUEUED
+
+
+class _Shown(Struct, frozen=True):
+    """What Slurm's controller says of a job."""
+
+    state: str
+    restarts: int
+    left: float | None  # seconds until the time limit; None without one
+
+
+def _shown(job: int) -> _Shown | None:
+    """Return what the controller says of the job; None if it does not answer."""
+    fields = "JobID:20,State:20,RestartCnt:20,EndTime:30"
+    with suppress(CriuctlError):
+        shown = client.ask("squeue", "--noheader", "--array", "-j", str(job), "-O", fields)
+        for words in map(str.split, shown.splitlines()):
+            if len(words) == 4 and words[0] == str(job) and words[2].isdigit():
+                return _Shown(words[1], int(words[2]), _seconds_until(words[3]))
+    return None
+
+
+def _seconds_until(moment: str) -> float | None:
+    with suppress(ValueError):
+        return datetime.fromisoformat(moment).timestamp() - time.time()
+    return None
 
 
 def _time_left(job: int) -> float | None:
     """Return the seconds until the job's time limit; None without one, or if it is not known."""
+    shown = _shown(job)
+    return shown.left if shown is not None else None
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
     with suppress(CriuctlError):
-        fields = "JobID:20,EndTime:30"
-        shown = client.ask("squeue", "--noheader", "--array", "-j", str(job), "-O", fields)
-        for words in map(str.split, shown.splitlines()):
-            if len(words) == 2 and words[0] == str(job):
-                with suppress(ValueError):
-                    return datetime.fromisoformat(words[1]).timestamp() - time.time()
-    return None
+        return bool(int(read_status(pid)["SigCgt"], 16) >> number - 1 & 1)
+    return False
 
 
 def say(text: str) -> None:

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...config import Config
-from ...errors import PlatformError
-from ...host.registry import exclusive
+from ...errors import Conflict, PlatformError
 from ...proc.notify import ServiceManager
 from ...proc.ownership import check_own
 from . import jobs
@@ -50,8 +49,7 @@ class Service:
         if os.geteuid() != 0:
             raise PlatformError("the service of Slurm's jobs needs root")
         cluster = jobs.cluster_name()
-        busy = f"another `criuctl slurm serve` listens at {self._path}"
-        with exclusive(self._config, f"slurm-serve/{self._path}", busy), self._listening() as sock:
+        with self._listening() as sock:
             wake, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             signal.set_wakeup_fd(wakes)
             signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -86,7 +84,10 @@ class Service:
         folder.mkdir(mode=0o755, exist_ok=True)
         check_own(folder)
         folder.chmod(0o755)
-        self._path.unlink(missing_ok=True)  # of a service that was killed: the lock is ours
+        # Not a lock: the workers of a service that was stopped would hold it.
+        if _answers(self._path):
+            raise Conflict(f"another `criuctl slurm serve` listens at {self._path}")
+        self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
             sock.bind(os.fspath(self._path))
             self._path.chmod(0o666)
@@ -138,6 +139,16 @@ class Service:
             if not pid:
                 return
             self._workers.pop(pid, None)
+
+
+def _answers(path: Path) -> bool:
+    """Return whether a service listens at the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
 
 
 __all__ = ["AT_ONCE", "PER_USER", "Service"]
