@@ -42,6 +42,7 @@ pytest_plugins = [
     "support.homes",
     "support.hosts",
     "support.relaying",
+    "support.slurm",
 ]  # radosgw_server and rclone_server are there once for the whole session
 
 

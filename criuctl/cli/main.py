@@ -131,6 +131,11 @@ COMMANDS: dict[str, Entry] = {
     "unit": Entry(
         f"{_HERE}.unit:unit", "Install and remove criuctl's systemd units.", "Checkpoints"
     ),
+    "slurm": Entry(
+        f"{_HERE}.slurm:slurm",
+        "Jobs of Slurm that survive preemption, time limits and nodes.",
+        "Checkpoints",
+    ),
     "migrate": Entry(
         f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"
     ),

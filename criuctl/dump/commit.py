@@ -19,6 +19,7 @@ from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..criu import socketimages
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
+from ..criu.tenant import objections
 from ..errors import DumpFailed
 from ..files import fifos, inode_records, predicates
 from ..hooks import Hooks
@@ -262,3 +263,9 @@ def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:
             ),
         )
     refuse_unrestorable(images, freeze.seen.tree, freeze.seen.opened)
+    tenant = freeze.job.request.tenant
+    if tenant is not None and (objection := next(objections(images, tenant), None)):
+        raise DumpFailed(
+            f"{objection}; only what is user {tenant.uid}'s alone is dumped for that user",
+            hint="Dump again when that program has ended.",
+        )

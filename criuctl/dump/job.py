@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from ..config import Config
+from ..criu.tenant import Tenant
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
@@ -28,6 +29,8 @@ class DumpRequest(Struct, frozen=True, kw_only=True):
     carry_binaries: bool = False
     require: Sequence[str] = ()  # predicates that must hold, now and at a restore
     max_freeze: float | None = None  # seconds; 0: no bound; None: the configuration's
+    streams: Sequence[str] = ()  # pipes (``pipe:[N]``) whose other end a restore is given again
+    tenant: Tenant | None = None  # whose tree it must be, all of it; None: anyone's
 
 
 class DumpJob(Struct, frozen=True):

@@ -101,15 +101,25 @@ def examine(job: DumpJob, found: Target) -> Scene:
 
 
 def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
-    running, carried = job.request.leave_running, job.request.with_files
+    request = job.request
+
+    def look() -> tuple[list[Finding], Scene | None]:
+        return look_at(
+            found,
+            job.config,
+            leave_running=request.leave_running,
+            with_files=request.with_files,
+            streams=request.streams,
+        )
+
     for pause in PAUSES:
-        findings, scene = look_at(found, job.config, leave_running=running, with_files=carried)
+        findings, scene = look()
         errors = [f for f in findings if f.level == "error"]
         if not errors or not all(f.hint.startswith(PASSES) for f in errors):
             return findings, scene
         job.reporter.step("not-now", why="; ".join(map(str, errors)))
         time.sleep(pause)
-    return look_at(found, job.config, leave_running=running, with_files=carried)
+    return look()
 
 
 def warn_hung_up(job: DumpJob, survey: Survey) -> None:
@@ -128,13 +138,24 @@ def check_tree(target: Target, config: Config, *, leave_running: bool = False) -
 
 
 def look_at(
-    target: Target, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
+    target: Target,
+    config: Config,
+    *,
+    leave_running: bool = False,
+    with_files: Sequence[str] = (),
+    streams: Sequence[str] = (),
 ) -> tuple[list[Finding], Scene | None]:
     """Return the findings of `check_tree`, and the scene; None if it could not be read, which is an
     error.
     """
     try:
-        scene = collect(target.root.pid, config, leave_running=leave_running, with_files=with_files)
+        scene = collect(
+            target.root.pid,
+            config,
+            leave_running=leave_running,
+            with_files=with_files,
+            streams=streams,
+        )
     except CriuctlError as error:
         return [Finding("error", error.code, error.message, error.hint, pid=target.root.pid)], None
     found: list[Finding] = []

@@ -17,6 +17,8 @@ from ..checkpoint import leases
 from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu import driver
+from ..criu.images import ImageSet
+from ..criu.tenant import Tenant, objections
 from ..errors import (
     Conflict,
     CriuctlError,
@@ -174,6 +176,15 @@ def check_not_moved(
                 "is lost; or --as NEW-NAME."
             ),
             host=record.home,
+        )
+
+
+def refuse_foreign(images: ImageSet, tenant: Tenant) -> None:
+    """Raise `PreflightRefused` if the images would make more than the tenant's own processes."""
+    if (objection := next(objections(images, tenant), None)) is not None:
+        raise PreflightRefused(
+            f"{objection}: it is not user {tenant.uid}'s alone, and is not restored for that user",
+            hint="Root may restore it with `criuctl restore`, or an older checkpoint.",
         )
 
 

@@ -168,6 +168,10 @@ class PlacedTree(Struct, eq=False):
         of criuctl's unit.
         """
         work, pids = self.work, self.pids
+        if work.groups:  # all of it was made there: see `Restoring`
+            if missing := membership.put_back(dict.fromkeys(pids.values(), work.groups)):
+                raise RestoreFailed(f"control groups are gone: {', '.join(missing)}")
+            return
         if work.at_home:
             wanted = {
                 pids[p.ns_pid]: p.cgroups

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping
+
+from msgspec import Struct, field
 
 from ..checkpoint import leases
+from ..criu.tenant import Tenant
 from ..files.judgement import Policy
 
 
@@ -28,6 +31,11 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     instead_of: leases.Head | None = None  # a lease that has run out
     ttl: int = 0  # milliseconds that the lease lasts without renewal; 0: without end
     more_tries: int = 2  # if a PID or a terminal is taken at the last moment
+    tenant: Tenant | None = None  # whose tree it must be, all of it; None: anyone's
+    # control groups (hierarchy -> path) that the tree is made in; none: those of the dump
+    groups: Mapping[str, str] = field(default_factory=dict)
+    # descriptors for ends of pipes to outside the tree, by CRIU's key: ``pipe:[NUMBER]``
+    streams: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def copy(self) -> bool:

@@ -13,9 +13,12 @@ from contextlib import ExitStack
 
 from msgspec import Struct
 
+from ..cgroups import membership
 from ..criu import binary, driver
 from ..criu.rpc import end_tracer
+from ..errors import RestoreFailed
 from ..proc.child import InterruptsDeferred
+from ..proc.tree import children
 from . import outcome
 from .placed import PlacedTree
 from .surroundings import Surroundings
@@ -70,7 +73,7 @@ class Restoring(Struct, eq=False):
             placed.complete,
             enter=around.prefix,
             start=work.holder.starter if around.private is None else None,
-            about_to_fork=around.early.follow if around.early is not None else None,
+            about_to_fork=self._about_to_fork,
             about_to_run=lambda: self._let_go(running),
             broken_off=lambda: outcome.kill_tree(placed.root, 0),
         )
@@ -82,6 +85,20 @@ class Restoring(Struct, eq=False):
             around.following.finish()
             running.enter_context(InterruptsDeferred())
         self.root, placed.root, around.kept = root, None, True
+
+    def _about_to_fork(self, criu: int) -> None:
+        """Put CRIU where its children are to be from the start: their memory is counted there."""
+        around = self.around
+        if groups := self.work.groups:
+            init = [around.private.init.pid] if around.private is not None else []
+            makers = [criu, *children(criu), *init]  # CRIU may be a child of what enters namespaces
+            if missing := membership.put_back(dict.fromkeys(makers, groups)):
+                raise RestoreFailed(
+                    f"control groups that the tree must be in are gone: {', '.join(missing)}",
+                    hint="Did the job end meanwhile?",
+                )
+        if around.early is not None:
+            around.early.follow(criu)
 
     def _let_go(self, running: ExitStack) -> int | None:
         """Make the last steps; without interruptions, unless the tree has still to get its memory.
@@ -106,7 +123,9 @@ class Restoring(Struct, eq=False):
             devices.bring_back(placed.pids, stopped, lambda: end_tracer(placed.tracer()))
         # if criuctl is killed from here on the tree must not end with its namespaces
         if around.fresh is not None:
-            around.fresh.keep(self.inner_root, ends_with_root=work.holder.ends_with_root)
+            around.fresh.keep(
+                self.inner_root, ends_with_root=work.holder.ends_with_root or work.ends_with_root
+            )
         work.holder.settle()
         if devices is not None:
             devices.release()

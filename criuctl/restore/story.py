@@ -213,6 +213,8 @@ def _decide(
 ) -> _Decided:
     """Observe this host and the checkpoint, and make the plan."""
     unpacked = source.unpack(found, reporter, stack)
+    if request.tenant is not None:
+        outcome.refuse_foreign(unpacked.images, request.tenant)
     terminals = RestoredTerminals(found.manifest, unpacked.images)
     options = plan_options(config, request)
     devices = open_devices(found, reporter, stack)
@@ -262,6 +264,9 @@ def _work(
         feeder=feeder,
         filling=brought.filling,
         devices=decided.devices,
+        groups=request.groups,
+        streams=request.streams,
+        ends_with_root=request.tenant is not None,
     )
 
 

@@ -239,7 +239,8 @@ class Surroundings(Struct, eq=False):
         """
         work = self.work
         made: str | None = None
-        if work.at_home and work.plan.pids == "same" and not work.holder.needed:
+        at_home = work.at_home and not work.groups
+        if at_home and work.plan.pids == "same" and not work.holder.needed:
             wanted = [p.cgroups for p in work.manifest.processes]
             yard = self.stack.enter_context(recreation.remade(work.config, work.images, wanted))
             if yard is not None:
@@ -273,6 +274,7 @@ class Surroundings(Struct, eq=False):
         )
         self._inherit |= self._open_external(self.judge)
         self._inherit |= work.terminals.open(self.stack, self._their_root)
+        self._inherit |= work.streams
 
     def _open_external(self, judge: Judge) -> dict[str, int]:
         """Open the files that came from another mount namespace by path, as far as the tree may

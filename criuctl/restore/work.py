@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,9 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     feeder: Feeder | None = None  # brings them from another host
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
+    groups: Mapping[str, str] = field(default_factory=dict)  # see `RestoreRequest`
+    streams: Mapping[str, int] = field(default_factory=dict)
+    ends_with_root: bool = False  # private namespaces end with the root, also without a holder
 
     @property
     def at_home(self) -> bool:

@@ -31,13 +31,13 @@ unit = LazyGroup(
     },
     summary="Install and remove criuctl's systemd units.",
     help="""\
-    criuctl brings units for systemd: recover restores sessions at a boot, spot stores them before
-    a cloud takes this machine away, supervise@SESSION keeps a session alive, ui serves the page for
-    the browser, and ui-read-only serves it in a sandbox, to look at. They are written for the
-    criuctl that is called here.
+    criuctl brings units for systemd: recover restores sessions at a boot, slurm serves the jobs of
+    a node of Slurm, spot stores sessions before a cloud takes this machine away,
+    supervise@SESSION keeps a session alive, ui serves the page for the browser, and ui-read-only
+    serves it in a sandbox, to look at. They are written for the criuctl that is called here.
 
-    What supervise, recover and ui start is restored by them, and would live in their sandbox if
-    they had one; so they have none.""",
+    What supervise, recover, slurm and ui start is restored by them, and would live in their sandbox
+    if they had one; so they have none.""",
     examples=[
         (
             "Keep a session alive, from now on and after each boot:",
@@ -84,7 +84,8 @@ def lasting(app: App) -> tuple[list[str], dict[str, str]]:
     "names",
     nargs=-1,
     metavar="[NAME]...",
-    help="recover, spot, supervise, supervise@SESSION, ui, ui-read-only; without one, all of them.",
+    help="recover, slurm, spot, supervise, supervise@SESSION, ui, ui-read-only; without one, all "
+    "of them.",
 )
 @click.option("--now", is_flag=True, help="Also enable them, for each boot, and start them.")
 @click.option("--replace", is_flag=True, help="Replace a file that has other contents.")
@@ -96,7 +97,8 @@ def install(app: App, names: tuple[str, ...], now: bool, replace: bool) -> int:
     --store and --config are kept in the units. Of the variables of this shell, only
     CRIUCTL_STATE_DIR is: put the credentials of a store into root's ~/.aws, other settings into the
     configuration. Options of the commands are read from /etc/default: RECOVER_OPTIONS in
-    criuctl-recover, SPOT_OPTIONS in criuctl-spot, SUPERVISE_OPTIONS in criuctl-supervise and
+    criuctl-recover, SLURM_OPTIONS in criuctl-slurm, SPOT_OPTIONS in criuctl-spot, SUPERVISE_OPTIONS
+    in criuctl-supervise and
     criuctl-supervise-SESSION, UI_OPTIONS in criuctl-ui.
 
     A unit that is there already stays as it is; if it differs from what would be written, nothing

@@ -39,7 +39,7 @@ def _half_pipes(scene: Scene) -> Iterator[Finding]:
     """
     ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
     for process, d in scene.descriptors():
-        if d.kind == "pipe" and not d.deleted:
+        if d.kind == "pipe" and not d.deleted and d.target not in scene.streams:
             mode = d.flags & os.O_ACCMODE
             for end in (os.O_RDONLY, os.O_WRONLY) if mode == os.O_RDWR else (mode,):
                 ends.setdefault(d.target, {}).setdefault(end, (process, d))

@@ -42,6 +42,7 @@ class Scene(Struct, dict=True):
     own_capabilities: int
     own_ids: tuple[int, int]  # real user and group
     with_files: tuple[str, ...] = ()  # files and folders that are taken along
+    streams: frozenset[str] = frozenset()  # pipes whose other end a restore is given again
 
     @property
     def root(self) -> Process:
@@ -220,7 +221,12 @@ class Scene(Struct, dict=True):
 
 
 def collect(
-    root: int, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
+    root: int,
+    config: Config,
+    *,
+    leave_running: bool = False,
+    with_files: Sequence[str] = (),
+    streams: Sequence[str] = (),
 ) -> Scene:
     """Read the tree of `root`.
 
@@ -251,4 +257,5 @@ def collect(
         own_capabilities=effective_capabilities(),
         own_ids=(os.getuid(), os.getgid()),
         with_files=tuple(os.path.abspath(path) for path in with_files),
+        streams=frozenset(streams),
     )

@@ -1,5 +1,5 @@
 """The systemd units that ship with criuctl: bringing sessions back at a boot, storing them before a
-spot machine is taken away, keeping one alive, the page in the browser.
+spot machine is taken away, keeping one alive, jobs of Slurm, the page in the browser.
 
 A unit is a text in the package, with `@CRIUCTL@` where the command belongs. `install` writes it for
 this criuctl into /etc/systemd/system. Settings of an operator belong into the file that the unit's
@@ -25,7 +25,7 @@ from . import timers
 
 PLACES = timers.Places()
 PACKAGED = Path("/usr/lib/systemd/system")  # the units of criuctl's Debian package
-NAMES = ("recover", "spot", "supervise", "ui", "ui-read-only")
+NAMES = ("recover", "slurm", "spot", "supervise", "ui", "ui-read-only")
 _TEXTS = Path(__file__).parents[2] / "units"
 _COMMAND = "@CRIUCTL@"
 _TIMEOUT = 60.0  # seconds for systemctl

@@ -88,6 +88,7 @@ def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> Non
         "snapshot",
         "schedule",
         "supervise",
+        "slurm",
         "show",
         "store",
     ]

@@ -32,7 +32,7 @@ KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "adapters agents architecture configuration connection-policies environment-and-files "
     "json-and-exit-codes kubernetes limits migration monitoring python-api "
-    "scheduling-and-supervision sessions sharing spot-machines steps stores-and-keys"
+    "scheduling-and-supervision sessions sharing slurm-jobs spot-machines steps stores-and-keys"
 )
 
 

@@ -20,6 +20,7 @@ from criuctl.ops.scheduling import timers, units
 Call = Callable[..., Any]
 ALL = [
     "criuctl-recover",
+    "criuctl-slurm",
     "criuctl-spot",
     "criuctl-supervise@",
     "criuctl-ui",
