@@ -4,7 +4,8 @@
 another, oldest first. If it is interrupted, the next run removes the rest. The newest checkpoint of
 a session that lives, or is checkpointed, is kept unless its removal is requested. This also holds
 for sessions of other hosts: a lease shows that the session lives there, or was killed; the
-checkpoint itself shows that its dump has ended it. `collect` frees space.
+checkpoint itself shows that its dump has ended it. Group checkpoints, and those of their members,
+are decided on by `linked.pruning`. `collect` frees space.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..report import Reporter
 from ..store import open_store
 from .inspect import Removal, forget_gone, remove_one, reporting_removed
+from .linked import pruning as linked
 
 
 @contextmanager
@@ -51,6 +53,8 @@ class Pruned(Struct):
     unreadable: list[DataError]
     removed: list[CheckpointSummary] = field(default_factory=list)
     errors: dict[str, CriuctlError] = field(default_factory=dict)  # by checkpoint id
+    # on checkpoints of groups: `session` is the group's name
+    groups: list[Decision] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, and one object for each checkpoint."""
@@ -69,6 +73,16 @@ class Pruned(Struct):
                     else None,
                 }
                 for d in self.decisions
+            ],
+            "groups": [
+                {
+                    "group": d.checkpoint.session,
+                    "id": d.checkpoint.id,
+                    "number": d.checkpoint.number,
+                    "keep": d.keep,
+                    "rules": list(d.reasons),
+                }
+                for d in self.groups
             ],
             "unreadable": [error.to_dict() for error in self.unreadable],
         }
@@ -113,24 +127,36 @@ def prune(
                     f"the store holds no checkpoint of a session named {min(missing)!r}"
                 )
         done = Pruned(dry_run, [], [], unreadable)
+        at = now or datetime.now(UTC)
+        groups = repository.groups.list()
+        done.groups = linked.decided(
+            groups,
+            lambda group: None if names else rules or policy(group, configured),
+            at,
+            newest_too=newest_too,
+        )
+        held = linked.held(groups, done.groups)
         for session, group in groupby(found, key=lambda s: s.session):
             checkpoints = list(group)
             own = rules or policy(session, configured)
             if not own:
                 done.passed.append(session)
                 continue
-            at = now or datetime.now(UTC)
-            decisions = decide(checkpoints, own, at)
+            decisions = decide(checkpoints, own, at, protected=held)
             if not newest_too and not all(d.keep for d in decisions):
                 decisions = decide(
                     checkpoints,
                     own,
                     at,
-                    protected=_protected(config, repository, session, decisions),
+                    protected=held | _protected(config, repository, session, decisions),
                 )
             done.decisions += decisions
         if not dry_run:
             registry = Registry(config)
+            gone = {d.checkpoint.id for d in done.groups if not d.keep}
+            for one in groups:
+                if one.id in gone:  # before its members
+                    repository.groups.remove(one)
             with reporting_removed(done.removed):
                 for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
                     outcome = remove_one(
