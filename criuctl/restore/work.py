@@ -15,6 +15,7 @@ from ..config import Config
 from ..criu.images import ImageSet
 from ..criu.lazy import LazyImage
 from ..hooks import Hooks
+from ..host.group_member import RestoredMember
 from ..host.holders import RestoredHolder
 from ..host.registry import boot_id
 from ..report import Reporter
@@ -43,6 +44,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     hooks: Hooks
     home: NewHome
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
+    group: RestoredMember | None = None  # it is restored together with others
     copy: bool = False  # the original may run
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     # pages that follow; empty for an eager restore
