@@ -31,8 +31,8 @@ WRITTEN = [
 KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "adapters agents architecture configuration connection-policies environment-and-files "
-    "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
-    "sessions steps stores-and-keys"
+    "json-and-exit-codes limits linked-sessions migration monitoring python-api "
+    "scheduling-and-supervision sessions steps stores-and-keys"
 )
 
 
