@@ -1,7 +1,7 @@
 """criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees.
 
-`Session`, `AsyncSession`, `Checkpoint` and `CriuctlError` are the Python API (`criuctl.sdk`);
-`criuctl help python-api` describes it.
+`Session`, `AsyncSession`, `Group`, `Checkpoint` and `CriuctlError` are the Python API
+(`criuctl.sdk`); `criuctl help python-api` describes it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import CriuctlError
-    from .sdk import AsyncSession, Checkpoint, Session
+    from .sdk import AsyncSession, Checkpoint, Group, Session
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncSession", "Checkpoint", "CriuctlError", "Session", "__version__"]
+__all__ = ["AsyncSession", "Checkpoint", "CriuctlError", "Group", "Session", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of the API when it is first asked for: the command line starts without it."""
-    if name in ("AsyncSession", "Checkpoint", "Session"):
+    if name in ("AsyncSession", "Checkpoint", "Group", "Session"):
         from . import sdk
 
         return getattr(sdk, name)

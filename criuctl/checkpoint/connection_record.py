@@ -52,6 +52,9 @@ class ConnectionRecord(Record, frozen=True):
     # a TCP connection within the tree that its server has not accepted yet: no descriptor of that
     # end exists
     queued: bool = False
+    # its other end is held by this session, which is a member of the same group checkpoint
+    linked: str = ""
+    link: int = 0  # the connection's number there: both ends have it
 
     @property
     def datagrams(self) -> bool:

@@ -386,6 +386,7 @@ class Collection:
         dead += self._doom_for_all()
         dead += step_replica.abandoned(self._repository, self._now - max(self._grace, _SWEEP_AGE))
         pins = self._repository.catalog.idle_pins()
+        pins += self._repository.groups.broken(self._now - max(self._grace, _SWEEP_AGE))
         self._removal.delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
         try:
             self._store.sweep(max(self._grace, _SWEEP_AGE))

@@ -64,7 +64,7 @@ def write(
     summary = CheckpointSummary.of(manifest, name)
     head = _json(summary.to_stored())
     data = objects.encode(objects.MANIFEST, name, head, body, sealer, manifest.features)
-    _put_once(store, name, data, conditional=conditional)
+    put_once(store, name, data, conditional=conditional)
     return summary
 
 
@@ -72,7 +72,7 @@ def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def _put_once(store: Store, name: str, data: bytes, *, conditional: bool) -> None:
+def put_once(store: Store, name: str, data: bytes, *, conditional: bool) -> None:
     """Put an object whose name no other writer can use; after a lost answer the store is asked what
     happened.
     """

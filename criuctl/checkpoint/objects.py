@@ -72,6 +72,7 @@ MANIFEST = Kind(
     256 << 20,
     frozenset({"carried-binaries", "predicates", "nvidia-gpu", "workspace", LAYERS}),
 )
+GROUP = Kind("group checkpoint", b"CRIUCTLC", 1, 1 << 20)
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 STEPS = Kind("record of steps", b"CRIUCTLJ", 1, 256 << 20, free=1 << 20)
 

@@ -6,6 +6,8 @@
     index/<32 hex>                    which chunk is in which pack (`index`)
     checkpoints/<token>/<20 digits>-<id>
                                       manifests; the token stands for the session's name
+    groups/<token>/<20 digits>-<id>   group checkpoints; the token stands for the group's name
+                                      (`groups`)
     pins/<32 hex>                     pinned checkpoints, by id: a manifest itself never changes
     writing/, gc/                     lists by which writers and garbage collections coordinate
                                       (`gclists`)
@@ -36,6 +38,7 @@ from msgspec.structs import replace
 from ..config import Config
 from ..errors import Conflict, DataError, Foreign, StoreFull
 from ..proc.threads import side_by_side
+from ..quoting import quoted
 from ..report import Reporter
 from ..store import Capabilities, Store
 from . import key_files, keys, manifest_objects, objects
@@ -43,6 +46,7 @@ from .cache import Cache
 from .cache_path import cache_path
 from .catalog import Catalog, parse_name
 from .chunks import LAYERS
+from .groups import Groups
 from .key_generations import Changer
 from .manifest import Manifest
 from .storeconfig import StoreConfig, create, load
@@ -180,6 +184,12 @@ class Repository:
     def catalog(self) -> Catalog:
         """The catalog of checkpoints."""
         return Catalog(self.store, self.sealer, self.cache)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The group checkpoints."""
+        conditional = self.capabilities.conditional_create
+        return Groups(self.store, self.sealer, self.catalog, conditional=conditional)
 
     @cached_property
     def index(self) -> Index:
@@ -385,8 +395,8 @@ class Repository:
         return manifest_objects.write(self.store, self.sealer, numbered, conditional=conditional)
 
     def remove(self, summary: CheckpointSummary, *, newer_stays: bool = False) -> None:
-        """Remove a checkpoint; raise `Conflict` if it is pinned. The garbage collection removes its
-        packs.
+        """Remove a checkpoint; raise `Conflict` if it is pinned, or a part of a group checkpoint.
+        The garbage collection removes its packs.
 
         `newer_stays`: the session has one with a higher number, which the caller does not remove:
         then no record is needed that this number was used.
@@ -395,6 +405,11 @@ class Repository:
             raise Conflict(
                 f"{summary.session}@{summary.number} is pinned",
                 hint="Unpin it first: `criuctl unpin`.",
+            )
+        if group := self.groups.members().get(summary.id):
+            raise Conflict(
+                f"{summary.session}@{summary.number} is a part of group checkpoint {group}",
+                hint=f"Remove that: `criuctl rm --group {quoted(group)}`.",
             )
         token = parse_name(summary.object)[0]
         if not newer_stays and self.catalog.next_number(token) == summary.number + 1:

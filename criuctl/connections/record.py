@@ -54,15 +54,17 @@ class Look(Struct):
 
     @property
     def external(self) -> list[Connection]:
-        """The connections whose other end is outside the tree or has no holder."""
-        return [c for c in self.connections if c.record.external]
+        """The connections whose other end is outside the tree or has no holder, without those to
+        a member of the same group.
+        """
+        return [c for c in self.connections if c.record.external and not c.record.linked]
 
     def unix_keys(self) -> list[str]:
         """Return CRIU's names of the unix sockets whose other half is outside and is not saved."""
         return [
             f"unix[{c.record.inode}]"
-            for c in self.external
-            if c.record.family == "unix" and not c.held.waiting
+            for c in self.connections
+            if c.record.external and c.record.family == "unix" and not c.held.waiting
         ]
 
 

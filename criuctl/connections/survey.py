@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -38,6 +39,21 @@ from .tree_decisions import TCP_ONLY, TreeDecisions
 # seconds for which a dump waits for servers of the tree to accept; between two looks
 _ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02
 _FREEZES = 5  # freezes that a dump may try in order to find drained connections idle
+
+
+class Links(Protocol):
+    """Where the tree is dumped together with others: the connections among them."""
+
+    def expected(self, found: Look) -> None:
+        """Mark in the records those that lead to another member, as far as that is known while the
+        trees run.
+        """
+
+    def settle(self, found: Look) -> None:
+        """Wait until all members stand still, and mark the connections among them. Raises
+        `FreezeAgain` if that is no moment to keep them.
+        """
+
 
 # a tree, and the open descriptors of each of its living processes
 Seen = tuple[list[Process], dict[int, list[Descriptor]]]
@@ -82,6 +98,7 @@ class Survey:
         self.requested = requested
         self.drain = drain
         self.ending = ending
+        self.links: Links | None = None  # of a tree that is dumped as a member of a group
         self.shield = True  # whether CRIU has, or may have, TCP connections to lock in the firewall
         # initiated by the tree, to be hung up without a rule or option that says so
         self.unasked: list[Connection] = []
@@ -113,6 +130,8 @@ class Survey:
         """
         tree, found = self._seen(root, details=False, seen=seen)
         self.shield = found.tcp
+        if self.links is not None:
+            self.links.expected(found)
         self._decisions.resolve()
         self._decisions.probe(found, tree)
         wanted = set()
@@ -215,6 +234,8 @@ class Survey:
         if self._unaccepted(found):
             self._before = found
             raise NotIdle("a connection within the tree waits to be accepted")
+        if self.links is not None:
+            self.links.settle(found)
         self._decisions.probe(found, tree)  # for connections that are newer than the first look
         decided = [self._decisions.decided(c, tree) for c in found.connections]
         for record, _decision in decided:

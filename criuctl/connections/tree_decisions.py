@@ -95,6 +95,8 @@ class TreeDecisions:
         record = c.record
         if not record.external:
             return record, Decision("")
+        if record.linked:
+            return replace(record, policy="keep"), Decision("keep")
         spoken = self._spoken.get(record.peer, "") if record.direction == "initiated" else ""
         application = record.application or detect.by_appearance(record) or spoken
         commands = {p.ns_pid: p.command for p in tree}

@@ -4,7 +4,8 @@ Internet sockets are entries of files.img with ``isk``, unix sockets those with 
 sockets had not read is in sk-queues.img, where each entry is followed by the packet itself. A TCP
 connection that CRIU has saved with its queues has an image ``tcp-stream-*`` too.
 
-`give_up` makes CRIU restore sockets without their peers. The other functions only read.
+`give_up` makes CRIU restore sockets without their peers, `link` has it take unix sockets that are
+made elsewhere. The other functions only read.
 """
 
 from __future__ import annotations
@@ -139,13 +140,54 @@ def _connected(images: ImageSet) -> list[OpenSocket]:
     ]
 
 
-def _drop_packets(images: ImageSet, sockets: set[int]) -> None:
-    """Remove the queues of these sockets from sk-queues.img.
+class Linked(Struct):
+    """A unix socket whose other end belongs to another tree that is restored at the same time."""
 
-    A packet with descriptors must have a sender.
+    type: int
+    flags: int  # of the open file
+    shutdown: int
+    sndbuf: int  # as the kernel counts them: twice what was asked for
+    rcvbuf: int
+    packets: list[bytes] = field(default_factory=list)  # that it has not read
+
+
+def link(images: ImageSet, inodes: Container[int]) -> dict[int, Linked]:
+    """Take the peers and queues of these unix sockets out of the images; return what must be done
+    for each by its inode.
+
+    CRIU is given a descriptor for each (``socket:[INODE]``), takes it as it is, and looks neither
+    for the peer nor for a name. So it gets the entry of a socket that was never connected.
     """
-    if not sockets or "sk-queues.img" not in os.listdir(images.folder):
-        return
+    found: dict[int, Linked] = {}
+    ids: dict[int, int] = {}
+
+    def edit(entry: Any) -> None:
+        if not entry.HasField("usk") or entry.usk.ino not in inodes or entry.usk.uflags:
+            return
+        usk = entry.usk
+        opts = usk.opts
+        found[usk.ino] = Linked(usk.type, usk.flags, usk.shutdown, opts.so_sndbuf, opts.so_rcvbuf)
+        ids[entry.id] = usk.ino
+        _give_up_unix(usk, False)
+
+    images.edit_files(edit)
+    for packet, data in _packets(images):
+        if packet.id_for in ids:
+            found[ids[packet.id_for]].packets.append(data)
+    _drop_packets(images, set(ids))
+    return found
+
+
+def carry_descriptors(images: ImageSet, inodes: Container[int]) -> bool:
+    """Return whether a message that one of these unix sockets has not read carries descriptors."""
+    ids = {e.id for e in images.files() if e.HasField("usk") and e.usk.ino in inodes}
+    return any(packet.id_for in ids and packet.scm for packet, _ in _packets(images))
+
+
+def _packets(images: ImageSet) -> list[tuple[Any, bytes]]:
+    """Return each entry of sk-queues.img with the packet itself."""
+    if "sk-queues.img" not in os.listdir(images.folder):
+        return []
     with open(
         os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder), "rb"
     ) as file:
@@ -153,19 +195,34 @@ def _drop_packets(images: ImageSet, sockets: set[int]) -> None:
     head = magics("SK_QUEUES")
     if not data.startswith(head):
         raise Damaged("image sk-queues.img is not a CRIU image of kind SK_QUEUES")
-    kept = [head]
+    found = []
     position = len(head)
     while position < len(data):
-        begin = position
         (size,) = struct.unpack_from("<I", data.ljust(position + 4, b"\0"), position)
         packet = schema.message("SK_QUEUES")()
         try:
             packet.ParseFromString(data[position + 4 : position + 4 + size])
         except Exception as error:  # as in `images.parse`
             raise Damaged(f"image sk-queues.img cannot be parsed: {error}") from error
-        position += 4 + size + packet.length  # the packet itself follows its entry
+        position += 4 + size
+        found.append((packet, data[position : position + packet.length]))
+        position += packet.length  # the packet itself follows its entry
+    return found
+
+
+def _drop_packets(images: ImageSet, sockets: set[int]) -> None:
+    """Remove the queues of these sockets from sk-queues.img.
+
+    A packet with descriptors must have a sender.
+    """
+    packets = _packets(images) if sockets else []
+    if all(packet.id_for not in sockets for packet, _ in packets):
+        return
+    kept = [magics("SK_QUEUES")]
+    for packet, data in packets:
         if packet.id_for not in sockets:
-            kept.append(data[begin:position])
+            entry = packet.SerializeToString()
+            kept += [struct.pack("<I", len(entry)), entry, data]
     fd = os.open("sk-queues.img", os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=images.folder)
     with os.fdopen(fd, "wb") as file:
         file.write(b"".join(kept))

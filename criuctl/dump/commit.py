@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ..checkpoint.connection_record import ConnectionRecord
 from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..criu import socketimages
 from ..criu.images import ImageSet
@@ -24,11 +25,13 @@ from ..errors import DumpFailed
 from ..files import fifos, inode_records, predicates
 from ..hooks import Hooks
 from ..host import hook_facts, latest_checkpoints
+from ..host.group_member import AGAIN
 from ..host.latest_checkpoints import Latest
 from ..host.registry import Registry, boot_id
+from ..proc.child import InterruptsDeferred
 from ..proc.tree import wait_ended
 from ..tracking.rounds import Round
-from .criu_failures import refuse_unrestorable
+from .criu_failures import PASSES, refuse_unrestorable
 from .destination import Destination
 from .freeze import Freeze
 from .freeze_limit import FreezeLimit
@@ -82,13 +85,21 @@ class Commit(Struct, eq=False):
         self.manifest = self._describe(self.freeze.short.left(memory))
         if self.job.request.leave_running:  # the upload goes on after the thaw, see `store_running`
             self.destination.writer.wait_hashed()
+            self._meet("images")  # while one is still read, none may run on
             limit.stop_clock()  # before it is given back, which must not be interrupted half way
             self.freeze.give_back()
             self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
             return
         described = self._with_tracked(self.manifest)
         self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
+        self._meet("images")
         self.manifest = self._store(self._timed(described, self._frozen_ms))
+        if self.job.group is not None:
+            limit.stop_clock()  # once one of the members may be ended, all are
+            made = {"checkpoint": self.manifest.id, "frozen_ms": self._frozen_ms}
+            with InterruptsDeferred() as interrupts:
+                self.job.group.meet("committed", decisive=True, **made)
+                interrupts.forget()
         if self.destination.delivery is not None:
             identities = [p.identity for p in self.freeze.seen.tree]
             self.destination.delivery.hand_over(self.manifest, identities)
@@ -146,6 +157,11 @@ class Commit(Struct, eq=False):
             self.freeze.collected.own.result(),
         )
 
+    def _meet(self, point: str) -> None:
+        """Wait for the other members of the group, if the tree is dumped as one."""
+        if self.job.group is not None:
+            self.job.group.meet(point)
+
     def _timed(self, manifest: Manifest, frozen_ms: float) -> Manifest:
         return replace(manifest, timings=dict(manifest.timings, frozen_ms=round(frozen_ms, 1)))
 
@@ -169,6 +185,7 @@ class Commit(Struct, eq=False):
         )
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.freeze.seen.tree))
+        self._meet("stored")  # a checkpoint of one is of no use without those of the others
         job.reporter.step("commit")
         home = self.destination.home
         summary = writer.commit(manifest, home.look if home is not None else None)
@@ -195,6 +212,7 @@ class Commit(Struct, eq=False):
         writer = self.destination.writer
         images = ImageSet(self.freeze.folder)
         _check_images(images, parts, self.freeze)
+        _check_links(images, seen.connections)
         parts.repairs.amend_dump(images)
         parts.call_limits.amend(images)
         links = parts.links.collect(images, writer)
@@ -248,6 +266,20 @@ class Commit(Struct, eq=False):
         """Return the manifest that is in the store."""
         assert self.manifest is not None and self.manifest.number
         return self.manifest
+
+
+def _check_links(images: ImageSet, connections: Sequence[ConnectionRecord]) -> None:
+    """Raise `DumpFailed` if descriptors are on their way to another member of the group: they
+    cannot be kept.
+    """
+    linked = {c.inode for c in connections if c.linked and c.family == "unix"}
+    if linked and socketimages.carry_descriptors(images, linked):
+        error = DumpFailed(
+            "a descriptor is on its way to another member of the group; the tree runs on",
+            hint=PASSES,
+        )
+        error.code = AGAIN
+        raise error
 
 
 def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:

@@ -14,6 +14,7 @@ from ..proc.tree import Process, ProcessIdentity
 from .checks.limits import descriptor_limit, many_shared
 
 PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try, where the obstacle passes by itself
+PASSES = "It passes by itself: try again."
 LONG = 5.0  # seconds; a tree that was frozen for longer is not frozen again
 _NOT_UNDONE = "from parasite"  # CRIU could not remove what it had injected into a process
 _SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h

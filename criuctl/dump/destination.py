@@ -4,7 +4,9 @@ host.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from msgspec import Struct
 
@@ -17,6 +19,7 @@ from ..host.registry import Registry, SessionRecord
 from ..proc.threads import side_by_side
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
+from ..report import Reporter
 from ..store import Store, open_store
 from .delivery import Delivery
 from .job import DumpJob
@@ -88,26 +91,37 @@ def _repository(
     session: SessionRecord,
     root: ProcessIdentity,
 ) -> Repository:
+    own = [*session.leases.values()] if session.identity == root else []
+    return opened_or_made(store, job.config, job.reporter, registry, own)
+
+
+def opened_or_made(
+    store: Store,
+    config: Config,
+    reporter: Reporter,
+    registry: Registry,
+    own: Sequence[Mapping[str, Any]] = (),
+) -> Repository:
     """Open the repository; an absent or empty folder becomes a store, encrypted, if it is the
     configured one: a name given by --store may be mistyped.
 
-    An exception is a folder whose store is gone: one that has checkpoints of this tree, or an
-    encrypted one of any session.  Then a disk is not mounted, and a store below its mount point
-    would be hidden later, and would not be encrypted.
+    An exception is a folder whose store is gone: one that has checkpoints of this tree (`own` are
+    its leases), or an encrypted one of any session.  Then a disk is not mounted, and a store below
+    its mount point would be hidden later, and would not be encrypted.
     """
     try:
-        found = Repository.open(store, job.config)
+        found = Repository.open(store, config)
         found.check_plain_wanted()
         return found
     except (NoSuchBucket, StoreNotInitialised) as error:
-        if job.config.store_named:
+        if config.store_named:
             raise
-        claims = [*session.leases.values()] if session.identity == root else []
+        claims = [*own]
         claims += [
             c for record in registry.all() for c in record.leases.values() if c.get("encrypted")
         ]
         if all(claim.get("url") != store.url for claim in claims):
-            return Repository.open_or_make(store, job.config, job.reporter)
+            return Repository.open_or_make(store, config, reporter)
         raise type(error)(
             f"the store in {store.url} is gone, and this host has checkpoints in it",
             hint=(

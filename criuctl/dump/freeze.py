@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from msgspec import Struct, field
 
@@ -28,10 +28,11 @@ from ..connections.survey import FreezeAgain
 from ..criu import driver
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
-from ..errors import FrozenTooLong, NoSuchProcess
+from ..errors import DumpFailed, FrozenTooLong, NoSuchProcess
 from ..files import inode_records, recording
 from ..hooks import Hooks
 from ..host import connection_locks
+from ..host.group_member import AGAIN
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.threads import Later, WorkerThread
 from ..proc.tree import Process, read_tree
@@ -42,7 +43,7 @@ from ..repairs.interrupted_calls import restart_living, restart_seized
 from ..report import Reporter
 from . import criu_facts, private_memory
 from .connection_lock import ConnectionLock
-from .criu_failures import LONG, PAUSES, passing
+from .criu_failures import LONG, PASSES, PAUSES, passing
 from .delivery import Delivery
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
@@ -101,6 +102,8 @@ class Freeze(Struct, eq=False):
             progress=self._stored_so_far,
         )
         steps = driver.DumpSteps(self.frozen, commit, limit.start)
+        if self.job.group is not None:  # none stands still while another one is still looked at
+            self.job.group.meet("ready")
         with closing(limit):
             while not self._try(steps, limit, ahead):
                 pass
@@ -152,6 +155,11 @@ class Freeze(Struct, eq=False):
             self.dumper.unfiltered()
         if not why:
             raise error
+        if self.job.group is not None and self.job.group.still:
+            # its checkpoint is of the moment at which all stood still: all of them begin again
+            again_later = DumpFailed(f"{why}; the tree runs on", hint=PASSES)
+            again_later.code = AGAIN
+            raise again_later from error
         if self.seen.tree:
             self.job.reporter.warning(
                 f"CRIU gave up on the tree when it was frozen ({why}), and was asked again: calls "
@@ -197,7 +205,12 @@ class Freeze(Struct, eq=False):
         parts.repairs.record(FrozenTree(tree, opened, self.job.reporter))
         # Peers are asked over the program's own connections: only now, before CRIU locks and
         # repairs those.
-        looked = parts.survey.frozen(tree, opened)
+        with ExitStack() as meanwhile:
+            if self.job.group is not None and (table := self.lock.table):
+                # it waits for the others, and CRIU's table is there already, without connections
+                note = connection_locks.noted(self.job.config, self.job.root, table, ())
+                meanwhile.enter_context(note)
+            looked = parts.survey.frozen(tree, opened)
         parts.repair_mode.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
         if table := self.lock.table:
             note = connection_locks.noted(

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from ..config import Config
 from ..criu.tenant import Tenant
+from ..host.group_member import DumpedMember
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
@@ -43,3 +44,4 @@ class DumpJob(Struct, frozen=True):
     began: float  # monotonic
     max_freeze: float  # seconds; 0: no bound
     moves: bool = False  # the tree goes to another host, which stores the checkpoint
+    group: DumpedMember | None = None  # it is dumped together with others

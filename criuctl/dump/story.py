@@ -33,6 +33,7 @@ from ..files import predicates, recording
 from ..hooks import Hooks
 from ..host import hook_facts
 from ..host.failures.command_failures import fate_added, reraised_as
+from ..host.group_member import DumpedMember
 from ..host.journal import events
 from ..host.lost_homes import stopping
 from ..host.registry import Registry, check_outside
@@ -76,8 +77,11 @@ def dump(
     request: DumpRequest,
     reporter: Reporter,
     delivery: Delivery | None = None,
+    group: DumpedMember | None = None,
 ) -> DumpResult:
     """Dump the tree that `target` names (a PID, a session, a configured tree) into the store.
+
+    As a member of a `group` it is frozen, stored and committed together with the others.
 
     Raises a `CriuctlError` that says whether the tree runs on; after the commit, failures are
     warnings.
@@ -99,7 +103,7 @@ def dump(
         # No other criuctl dumps this tree, or changes its session, meanwhile.
         dumped = subject.claim(config, registry, found, request.name, stack)
         job = DumpJob(
-            config, reporter, request, dumped.root, began, bound, moves=delivery is not None
+            config, reporter, request, dumped.root, began, bound, delivery is not None, group
         )
         hooks = _hooks(job, dumped)
         stack.enter_context(hooks.on_failure("dump-failed"))
@@ -189,6 +193,7 @@ def _survey(job: DumpJob, scene: Scene) -> Survey:
         drain=request.drain,
         ending=not request.leave_running,
     )
+    survey.links = job.group
     survey.ahead(job.root.pid, (scene.tree, scene.opened))
     preflight.warn_hung_up(job, survey)
     return survey

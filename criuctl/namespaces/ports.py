@@ -46,6 +46,16 @@ def free_ports(
             time.sleep(_PAUSE)
 
 
+def free_pairs(records: Iterable[ConnectionRecord], namespace: int | None) -> None:
+    """Destroy what is left of these TCP connections, whose both ends are restored: no process has
+    them open any more, and none can have a connection with the same addresses before they are gone.
+    """
+    pairs = {(r.local, r.peer) for r in records if r.protocol == "tcp"}
+    if pairs:
+        with suppress(OSError):  # an older kernel: CRIU will be refused, and the reason is reported
+            sockdiag.end_pairs(pairs, namespace)
+
+
 def _only6(images: ImageSet) -> set[int]:
     """Return the inodes of the sockets that leave IPv4 to others."""
     return {entry.isk.ino for entry in images.files() if entry.HasField("isk") and entry.isk.v6only}

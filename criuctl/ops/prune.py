@@ -4,7 +4,8 @@
 time, of each the oldest first. If it is interrupted, the next run removes the rest. The newest
 checkpoint of a session that lives, or is checkpointed, is kept unless its removal is requested.
 This also holds for sessions of other hosts: a lease shows that the session lives there, or was
-killed; the checkpoint itself shows that its dump has ended it. `collect` frees space.
+killed; the checkpoint itself shows that its dump has ended it. Group checkpoints, and those of
+their members, are decided on by `linked.pruning`. `collect` frees space.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..proc.threads import in_parallel
 from ..report import Reporter
 from ..store import open_store
 from .inspect import Removal, forget_gone, remove_one, reporting_removed
+from .linked import pruning as linked
 
 _AT_ONCE = 8  # sessions
 
@@ -55,6 +57,8 @@ class Pruned(Struct):
     unreadable: list[DataError]
     removed: list[CheckpointSummary] = field(default_factory=list)
     errors: dict[str, CriuctlError] = field(default_factory=dict)  # by checkpoint id
+    # on checkpoints of groups: `session` is the group's name
+    groups: list[Decision] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, and one object for each checkpoint."""
@@ -73,6 +77,16 @@ class Pruned(Struct):
                     else None,
                 }
                 for d in self.decisions
+            ],
+            "groups": [
+                {
+                    "group": d.checkpoint.session,
+                    "id": d.checkpoint.id,
+                    "number": d.checkpoint.number,
+                    "keep": d.keep,
+                    "rules": list(d.reasons),
+                }
+                for d in self.groups
             ],
             "unreadable": [error.to_dict() for error in self.unreadable],
         }
@@ -143,17 +157,25 @@ def prune_in(
             )
     done = Pruned(dry_run, [], [], unreadable)
     at = now or datetime.now(UTC)
+    groups = repository.groups.list()
+    done.groups = linked.decided(
+        groups,
+        lambda group: None if names else rules or policy(group, configured),
+        at,
+        newest_too=newest_too,
+    )
+    held = linked.held(groups, done.groups)
 
     def decided(checkpoints: list[CheckpointSummary]) -> list[Decision] | None:
         session = checkpoints[0].session
         own = rules or policy(session, configured)
         if not own:
             return None
-        decisions = decide(checkpoints, own, at)
+        decisions = decide(checkpoints, own, at, protected=held)
         if newest_too or all(d.keep for d in decisions):
             return decisions
         protected = _protected(config, repository, session, decisions)
-        return decide(checkpoints, own, at, protected=protected)
+        return decide(checkpoints, own, at, protected=held | protected)
 
     sessions = [list(group) for _, group in groupby(found, key=lambda s: s.session)]
     every = in_parallel(decided, sessions, _AT_ONCE, "criuctl-prune")
@@ -163,6 +185,10 @@ def prune_in(
         else:
             done.decisions += decisions
     if not dry_run:
+        gone = {d.checkpoint.id for d in done.groups if not d.keep}
+        for one in groups:
+            if one.id in gone:  # before its members
+                repository.groups.remove(one)
         with reporting_removed(done.removed):
             _remove(repository, config, done, [d for d in every if d], reporter)
             forget_gone(config, repository, done.removed, reporter)

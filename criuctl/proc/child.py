@@ -169,7 +169,7 @@ class InterruptsDeferred:
     thread runs handlers.
     """
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._came: list[int] = []
         self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
         if threading.current_thread() is threading.main_thread():
@@ -179,6 +179,12 @@ class InterruptsDeferred:
                 if callable(handler) and not isinstance(handler, signal.Handlers):
                     self._handlers[number] = handler
                     signal.signal(number, self._note)
+        return self
+
+    def forget(self) -> None:
+        """Raise for none of them, also when the block is left, and for none that comes later."""
+        self._handlers.clear()
+        self._came.clear()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for number, handler in self._handlers.items():

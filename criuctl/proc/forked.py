@@ -88,11 +88,16 @@ def run_all(
         for key, _ in waiting:
             yield Ended(key, late=True)
     finally:
-        for process in running:
-            process.stop()
-        for process in running:
-            _await(process)
-            process.end()
+        end_all(running)
+
+
+def end_all(running: Sequence[Process]) -> None:
+    """Interrupt these, and wait for them."""
+    for process in running:
+        process.stop()
+    for process in running:
+        _await(process)
+        process.end()
 
 
 class Process:

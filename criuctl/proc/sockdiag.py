@@ -14,7 +14,7 @@ import functools
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from ..errors import PlatformError
@@ -272,17 +272,33 @@ def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: boo
                 if message[1] in _CLOSING:
                     coming = True
                     continue
-                request = struct.pack("=BBBxI", family, 6, 0, 0) + message[4:52]
-                diag.send(
-                    _HEADER.pack(
-                        _HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0
-                    )
-                    + request
-                )
-                (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
-                if -error not in (0, errno.ENOENT):  # ENOENT: it has just expired
-                    raise OSError(-error, os.strerror(-error))
+                _destroy(diag, family, message)
     return coming
+
+
+def end_pairs(pairs: Container[tuple[str, str]], namespace: int | None = None) -> None:
+    """Destroy the TCP sockets with these (local, peer) addresses that no process has open;
+    `namespace` as for `end_waits`, `OSError` too.
+    """
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for message, local in _of_tcp(diag, family, *_CLOSING, *_CLOSED):
+                (inode,) = struct.unpack_from("=I", message, 68)
+                (port,) = struct.unpack_from("!H", message, 6)
+                peer = _address(family, message[24:40], port)
+                if not inode and (str(local), str(peer)) in pairs:
+                    _destroy(diag, family, message)
+
+
+def _destroy(diag: socket.socket, family: int, message: memoryview) -> None:
+    request = struct.pack("=BBBxI", family, 6, 0, 0) + message[4:52]
+    diag.send(
+        _HEADER.pack(_HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request
+    )
+    (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
+    if -error not in (0, errno.ENOENT):  # ENOENT: it has just expired
+        raise OSError(-error, os.strerror(-error))
 
 
 def _unix(diag: socket.socket) -> Iterator[Socket]:

@@ -97,6 +97,13 @@ def plan_connections(
     for record in connections:
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
+        if record.linked and options.grouped:
+            linked = Decision("keep", reason=f"session {record.linked} is restored with it")
+            made.append(ConnectionPlan(record, linked))
+            _report(record, linked, facts, net, findings)
+            continue
+        if record.linked:
+            record = _unlinked(record, asked=options.connections)
         decided = decide(
             record, options.rules, options.connections, commands=commands, owners=facts.owners
         )
@@ -125,6 +132,16 @@ def plan_connections(
             )
         )
     return tuple(made)
+
+
+def _unlinked(record: ConnectionRecord, *, asked: str | None) -> ConnectionRecord:
+    """Return the record of a connection between members of a group, for a restore of one alone.
+
+    The other end is not there: what was decided for the group does not apply.
+    """
+    if asked == "keep":
+        return record
+    return replace(record, policy="", linked="", ended=True, reason="")
 
 
 def in_use(record: ConnectionRecord, facts: HostFacts) -> bool:

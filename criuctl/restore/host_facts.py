@@ -29,6 +29,7 @@ class PlanOptions(Struct, frozen=True):
     # the names of this host's reconnect hooks; None if they are not known
     hooks: frozenset[str] | None = None
     alone: bool = False  # in a network of its own, even if everything is free here
+    grouped: bool = False  # connections to other members of the group are kept
     prepared: bool = False  # this host has pre-restore hooks, which may add addresses
 
 

@@ -55,6 +55,7 @@ def plan_options(config: Config, request: RestoreRequest) -> PlanOptions:
         request.connections_deadline,
         frozenset(hook.name for hook in executables(config, RECONNECT)),
         request.alone,
+        bool(request.group),
         bool(executables(config, "pre-restore")),
     )
 

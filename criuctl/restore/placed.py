@@ -77,6 +77,11 @@ class PlacedTree(Struct, eq=False):
         work.hooks.run("post-restore", pid=root, connections=self.connections)
         if around.following is not None:
             around.following.watched()
+        if work.group is not None:
+            # CRIU is about to unlock the connections: both ends of each must exist
+            work.group.meet("placed")
+            assert around.linked is not None
+            around.linked.shut_down()
         if work.held is not None:  # the other host is informed, and decides when the tree may run
             work.held(self.connections)
         # From the record on a criuctl that is killed leaves a session that is known.

@@ -30,6 +30,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     returning: bool = False  # restored by maintenance: the host may be closed
     instead_of: leases.Head | None = None  # a lease that has run out
     ttl: int = 0  # milliseconds that the lease lasts without renewal; 0: without end
+    group: str = ""  # restored together with the other members of this group
     more_tries: int = 2  # if a PID or a terminal is taken at the last moment
     tenant: Tenant | None = None  # whose tree it must be, all of it; None: anyone's
     # control groups (hierarchy -> path) that the tree is made in; none: those of the dump

@@ -34,6 +34,7 @@ from ..errors import (
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints
 from ..host.failures.command_failures import reraised_as
+from ..host.group_member import RestoredMember
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
@@ -119,6 +120,7 @@ def restore(
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
+    group: RestoredMember | None = None,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
     would be done.
@@ -126,7 +128,7 @@ def restore(
     The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
     the outcomes of the connections, when everything is in place and nothing has run: when it
     returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
-    it.
+    it.  As a member of a `group` it runs when all members are restored, or not at all.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -175,7 +177,7 @@ def restore(
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, decided.unpacked, registry, session, claim)
-        work = _work(home, request, found, decided, brought, hooks, reporter, held, feeder)
+        work = _work(home, request, found, decided, brought, hooks, reporter, held, feeder, group)
         criu_part = Restoring.of(work)
         with ExitStack() as running:
             root = _run_criu(criu_part, criu, request, running)
@@ -234,6 +236,7 @@ def _work(
     reporter: Reporter,
     held: Callable[[list[dict[str, Any]]], None] | None,
     feeder: Feeder | None,
+    group: RestoredMember | None,
 ) -> RestoreWork:
     """Return what CRIU's part of the restore has to know."""
     unpacked = decided.unpacked
@@ -257,6 +260,7 @@ def _work(
         hooks=hooks,
         home=home,
         held=held,
+        group=group,
         copy=request.copy,
         rewind=request.rewind,
         authentic=decided.authentic,

@@ -28,7 +28,7 @@ from ..files.socket_binds import OwnBinds
 from ..files.socket_names import Bindings
 from ..namespaces import network_choice
 from ..namespaces.plan import last_pid
-from ..namespaces.ports import free_ports
+from ..namespaces.ports import free_pairs, free_ports
 from ..namespaces.restore_lock import ConnectionLock
 from ..proc.path_control import PathLookup
 from ..proc.privatens import PrivateNamespaces
@@ -37,6 +37,7 @@ from ..repairs.base import RestoreImages
 from ..repairs.registry import Repairs
 from . import hand_back, outcome
 from .early_tasks import EarlyTasks, needs_subreaper
+from .linked_sockets import LinkedSockets
 from .observe import taken
 from .page_feeder import FedPages
 from .work import RestoreWork
@@ -67,6 +68,7 @@ class Surroundings(Struct, eq=False):
     expected: inherited_files.Expected | None = None  # what CRIU is to open by paths
     binds: OwnBinds | None = None  # the tree's unix sockets with paths
     repairs: Repairs = field(default_factory=Repairs)
+    linked: LinkedSockets | None = None  # unix sockets that lead to other members of a group
     early: EarlyTasks | None = None
     following: LazyPages | FedPages | None = None  # brings the pages of a lazy restore
     # named pipes that are open here until the tree has them
@@ -127,6 +129,9 @@ class Surroundings(Struct, eq=False):
     def _settle_images(self) -> None:
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
+        if self.work.group is not None:
+            self.linked = LinkedSockets.of(images, self.work.group.sockets)
+            self._inherit |= self.linked.inherit
         socketimages.give_up(images, hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU
         # may know another size.  What a copy shares with its original may be written at any moment.
@@ -226,6 +231,8 @@ class Surroundings(Struct, eq=False):
             netimages.forget_states(work.images)
         else:
             lock.make(self._network)  # not with libraries that came along
+        if work.group is not None:
+            free_pairs((r for r in work.manifest.connections if r.linked), self.net)
         if not fresh:
             free_ports(work.manifest.connections, work.images, self.net)
 

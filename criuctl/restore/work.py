@@ -14,6 +14,7 @@ from ..checkpoint.reader import CheckpointReader
 from ..config import Config
 from ..criu.images import ImageSet
 from ..hooks import Hooks
+from ..host.group_member import RestoredMember
 from ..host.holders import RestoredHolder
 from ..host.registry import boot_id
 from ..report import Reporter
@@ -43,6 +44,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     hooks: Hooks
     home: NewHome
     held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
+    group: RestoredMember | None = None  # it is restored together with others
     copy: bool = False  # the original may run
     rewind: bool = False  # files of the workspace are put back
     authentic: bool = False  # no other program than criuctl can have written the checkpoint

@@ -6,6 +6,7 @@
   `async_calls`.
 - `command`: a command that runs in a session. `lease`: the write lease.
 - `results`: what the calls return.
+- `group`: `Group`, sessions that are stored and restored as one.
 - `operator`: how an operator's connections to the holder are made.
 - `worker`, `worker_process`: the warm process in which trees are started, dumped and restored.
 
@@ -16,8 +17,18 @@ The command line and this package call the same operations (`criuctl.ops`) and r
 from .async_calls import AsyncCommand, AsyncLease
 from .asynchronous import AsyncSession
 from .command import Command
+from .group import Group
 from .lease import Lease
-from .results import Checkpoint, CommandResult, Exit, Match, Screen, Sent, SessionInfo
+from .results import (
+    Checkpoint,
+    CommandResult,
+    Exit,
+    GroupCheckpoint,
+    Match,
+    Screen,
+    Sent,
+    SessionInfo,
+)
 from .session import Session
 
 __all__ = [
@@ -28,6 +39,8 @@ __all__ = [
     "Command",
     "CommandResult",
     "Exit",
+    "Group",
+    "GroupCheckpoint",
     "Lease",
     "Match",
     "Screen",

@@ -118,6 +118,31 @@ class Checkpoint(Struct, frozen=True):
         )
 
 
+class GroupCheckpoint(Struct, frozen=True):
+    """A checkpoint of a group of sessions."""
+
+    id: str
+    group: str
+    number: int
+    created: str  # RFC 3339
+    frozen_ms: float  # how long the member stood still that did so for the longest time
+    members: tuple[Mapping[str, Any], ...]  # session, checkpoint, and others
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Return it from the JSON of ``snapshot --group`` or ``list --group``."""
+        return cls(
+            body["checkpoint"],
+            body["group"],
+            body["number"],
+            body["created"],
+            body["frozen_ms"],
+            tuple(body["members"]),
+            tuple(body.get("warnings", ())),
+        )
+
+
 class SessionInfo(Struct, frozen=True):
     """A session as `ls` and `status` show it."""
 

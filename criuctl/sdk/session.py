@@ -23,6 +23,7 @@ from ..config import Config, load
 from ..errors import CriuctlError, NoSuchCheckpoint
 from ..ops import forget, kill, pause, sessions, steps
 from ..ops.acting import acting
+from ..ops.groups import grouped
 from ..session.protocol import DEFAULT_GRACE
 from ..store import settled
 from . import worker
@@ -52,6 +53,7 @@ class Session(Terminal):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        group: str | None = None,
         workspace: str | None = None,
         size: tuple[int, int] = (24, 80),
         host_pids: bool = False,
@@ -65,7 +67,8 @@ class Session(Terminal):
         """Start `argv` as a new session, and connect to it.
 
         It starts in `cwd`, else in `workspace`, a folder that travels along, else in the current
-        folder. `env` are variables besides those of this process. `size` is rows and columns. The
+        folder. `env` are variables besides those of this process. `group` is stored and restored
+        as one (`Group`). `size` is rows and columns. The
         caller is the operator `operator`, by default this user, of this `kind` and `role`: `halt`
         takes the lease from an agent. `Conflict` if the name is taken, `NotFound` if there is no
         such command.
@@ -76,7 +79,7 @@ class Session(Terminal):
             "cwd": cwd,
             "workspace": workspace,
             "env": dict(env or {}),
-            "labels": dict(labels or {}),
+            "labels": grouped(labels or {}, group),
             "size": list(size),
             "host_pids": host_pids,
             "hooks": shell_hooks,

@@ -33,8 +33,8 @@ from ..criu import schema
 from ..dump import story as dumping
 from ..dump.job import DumpRequest
 from ..errors import CommandFailed, NotFound, PlatformError, UsageError
+from ..ops import group_restore, group_snapshot, new_session
 from ..ops import migrate as migrating
-from ..ops import new_session
 from ..ops.moving.delivery import MoveOptions
 from ..ops.scheduling import batch
 from ..proc import forked
@@ -100,11 +100,25 @@ def migrate(
     return {**result.to_dict(), "degraded": result.degraded}
 
 
+def group_dump(config: Config, reporter: Reporter, group: str, request: Any) -> dict[str, Any]:
+    """Dump all sessions of a group."""
+    asked = _request(request, DumpRequest)
+    return group_snapshot.snapshot_group(config, group, request=asked, reporter=reporter).to_dict()
+
+
+def restore_group(config: Config, reporter: Reporter, ref: str, request: Any) -> dict[str, Any]:
+    """Restore all sessions of a group."""
+    asked = _request(request, RestoreRequest)
+    return group_restore.restore_group(config, ref, request=asked, reporter=reporter).to_dict()
+
+
 _OPERATIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "run": run,
     "dump": dump,
     "restore": restore,
     "migrate": migrate,
+    "group-dump": group_dump,
+    "group-restore": restore_group,
 }
 
 

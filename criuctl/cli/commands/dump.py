@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from ...quoting import quoted
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..grouping import group_option, only_with_group, print_stored
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
 from ..streams import unheard
@@ -134,9 +136,11 @@ def _outcome(result: Mapping[str, Any], ended: str) -> str:
 )
 @click.argument(
     "target",
+    required=False,
     shell_complete=complete.target,
     help="A PID, a session's name, unit:NAME or cgroup:PATH.",
 )
+@group_option("Dump all members of this group, as they are at one moment.  [default: TARGET]")
 @click.option(
     "--name",
     metavar="NAME",
@@ -212,7 +216,8 @@ def _outcome(result: Mapping[str, Any], ended: str) -> str:
 @pass_app
 def dump(
     app: App,
-    target: str,
+    target: str | None,
+    group: str | None,
     name: str | None,
     leave_running: bool,
     labels: dict[str, str],
@@ -268,10 +273,14 @@ def dump(
     key whose path is printed then, once: keep a copy of it elsewhere. A store that --store names
     must exist (`criuctl store init`).
 
+    With --group all members of a group are dumped at one moment, and all end, or none. See
+    `criuctl help linked-sessions`.
+
     Content that the store has already, for example from an earlier dump of the same tree, is not
     stored again.
     """
-    with app.store_coming(), app.reporting() as reporter:
+    only_with_group(group, target, "TARGET", name=name, pre_copy=precopy, drain=drain)
+    with app.store_coming() if group is None else nullcontext(), app.reporting() as reporter:
         from ...dump.job import DumpRequest
         from ...dump.story import dump as dump_tree
 
@@ -289,6 +298,12 @@ def dump(
             max_freeze=max_freeze,
         )
         config = app.config.with_options(plain_store=no_encrypt or None)
+        if group is not None:
+            from ...ops.group_snapshot import snapshot_group
+
+            stored = snapshot_group(config, group, request=request, reporter=reporter)
+            return print_stored(app, stored, outcome_line)
+        assert target is not None
         result = dump_tree(config, target, request=request, reporter=reporter)
     body = result.to_dict()
     ended = "" if leave_running else _come_back(app, result)

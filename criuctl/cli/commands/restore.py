@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -12,6 +13,7 @@ import click
 from ...errors import NoSuchProcess, SessionGone
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..grouping import group_option, only_with_group, print_restored
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
 from ..text import duration, facts, plural, printable, span
@@ -143,11 +145,17 @@ def _plan(plan: Mapping[str, Any]) -> str:
 )
 @click.argument(
     "ref",
+    required=False,
     shell_complete=complete.checkpoint_ref,
     help=(
         "NAME (its newest checkpoint), NAME@N (its N-th; negative counts from the end), or the "
         "begin of an id."
     ),
+)
+@group_option(
+    "Restore all members of a group checkpoint: the group's newest, or its N-th (negative counts "
+    "from the end).  [default: REF]",
+    "GROUP[@N]",
 )
 @click.option(
     "--detach/--attach",
@@ -237,7 +245,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @pass_app
 def restore(
     app: App,
-    ref: str,
+    ref: str | None,
+    group: str | None,
     detach: bool,
     older: bool,
     new_name: str | None,
@@ -274,6 +283,9 @@ def restore(
     workspace, and where a changed file belongs to another user now. A copy (--as) shares the
     workspace of its original, so --as excludes it.
 
+    With --group all members come back, with the connections among them as they were, and run again
+    together; or none does. See `criuctl help linked-sessions`.
+
     The tree runs on by itself when criuctl ends. The result shows the outcome of each connection to
     the outside.
     """
@@ -281,7 +293,16 @@ def restore(
         raise click.UsageError(
             "--rewind and --as exclude each other: a copy shares the workspace of its original"
         )
-    with app.store_coming(), app.reporting() as reporter:
+    only_with_group(
+        group,
+        ref,
+        "REF",
+        attach=not detach,
+        older=older,
+        rewind=rewind,
+        **{"as": new_name, "lazy": lazy, "dry-run": dry_run},
+    )
+    with app.store_coming() if group is None else nullcontext(), app.reporting() as reporter:
         from ...restore.plan import RestorePlan
         from ...restore.request import RestoreRequest
         from ...restore.story import restore as restore_tree
@@ -299,6 +320,12 @@ def restore(
             force=force,
             older=older,
         )
+        if group is not None:
+            from ...ops.group_restore import restore_group
+
+            restored = restore_group(app.config, group, request=request, reporter=reporter)
+            return print_restored(app, restored, _outcome)
+        assert ref is not None
         result = restore_tree(app.config, ref, request=request, reporter=reporter)
     body = result.to_dict()
     if isinstance(result, RestorePlan):

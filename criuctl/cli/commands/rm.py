@@ -8,6 +8,7 @@ from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
 from ..descriptions import print_failure
+from ..grouping import group_option, only_with_group
 from ..pages import page
 from ..text import printable
 
@@ -23,7 +24,6 @@ from ..text import printable
 @click.argument(
     "refs",
     nargs=-1,
-    required=True,
     metavar="REF...",
     shell_complete=complete.checkpoint_ref,
     help=(
@@ -31,8 +31,13 @@ from ..text import printable
         "may be given."
     ),
 )
+@group_option(
+    "Remove a checkpoint of a group (the newest one, or the N-th), and with it the checkpoints of "
+    "its members.  [default: REF...]",
+    "GROUP[@N]",
+)
 @pass_app
-def rm(app: App, refs: tuple[str, ...]) -> int:
+def rm(app: App, refs: tuple[str, ...], group: str | None) -> int:
     """Remove checkpoints from the store, without asking. All REFs are looked up first, so numbers
     that count from the end mean what `criuctl list` showed. One that does not exist does not
     prevent the others from being removed; with a single REF its error is the command's. Pinned
@@ -40,10 +45,15 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
     If the store fails in between, the error names those that were removed (removed in its JSON, by
     id).
 
+    The checkpoint of a member of a group checkpoint is refused: remove the group's by --group.
+
     A removed checkpoint cannot be restored any more at once. `criuctl gc` frees its space, as other
     checkpoints may share it. With its last checkpoint a tree that does not run any more is
     forgotten: `criuctl ls` lists it no longer.
     """
+    only_with_group(group, refs, "REF...")
+    if group is not None:
+        return _remove_group(app, group)
     from ...ops.inspect import remove
 
     with app.reporting() as reporter:
@@ -66,3 +76,20 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
             if removal.error is not None:
                 print_failure(removal.ref, removal.error)
     return worst(r.error.exit_code for r in removals if r.error is not None)
+
+
+def _remove_group(app: App, ref: str) -> int:
+    from ...ops.groups import remove_group
+
+    with app.reporting() as reporter:
+        removed = remove_group(app.config, ref, reporter=reporter)
+    one = removed.checkpoint
+    app.emit(
+        removed.to_dict(),
+        lambda: f"group {printable(one.ref)}: removed, with {len(one.members)} sessions' parts",
+        brief=lambda: one.id,
+    )
+    if not app.json:
+        for kept, error in removed.kept:
+            print_failure(kept[:12], error)
+    return worst(error.exit_code for _, error in removed.kept)

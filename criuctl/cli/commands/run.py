@@ -9,6 +9,7 @@ import click
 
 from ...errors import UsageError
 from ..app import App, pass_app
+from ..grouping import group_option
 from ..pages import page
 from ..sessions import command_argument, environment_variables
 from ..streams import tell
@@ -88,6 +89,10 @@ def _size(
     callback=parse_labels,
     help="Keep this label with the session; may be given several times.",
 )
+@group_option(
+    "Put it into this group: sessions that are stored and restored together (criuctl snapshot "
+    "--group).  [default: none]"
+)
 @click.option(
     "--env",
     "variables",
@@ -121,6 +126,7 @@ def run(
     mptcp: bool,
     no_shell_hooks: bool,
     labels: Mapping[str, str],
+    group: str | None,
     variables: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
@@ -142,12 +148,14 @@ def run(
     S3, a warning names the secret ones. --env sets a variable whatever it is. With --detach, a TERM
     that is missing or dumb, as in a job of cron, becomes xterm-256color.
     """
+    from ...ops.groups import grouped
     from ...ops.new_session import run as start
     from ...ops.sessions import connect
     from ...session.client.local_terminal import Terminal
 
     if app.json and not detach:
         raise UsageError("--json needs --detach: attached, standard output is the session's")
+    labels = grouped(labels, group)
     here = Terminal().size
     session = start(
         app.config,

@@ -11,6 +11,7 @@ from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..descriptions import print_each, print_failure
+from ..grouping import group_option, only_with_group, print_stored
 from ..pages import page
 from ..streams import tell, write_result
 from ..text import printable
@@ -39,6 +40,7 @@ JOBS = click.option(
             "Everything on this host, with an end:",
             "criuctl snapshot --all --jitter 2m --deadline 20m",
         ),
+        ("An agent, its sub-agents and its database:", "criuctl snapshot --group work"),
         (
             "Sessions that were started with run --label tier=prod:",
             "criuctl snapshot --label tier=prod",
@@ -69,6 +71,9 @@ JOBS = click.option(
     callback=parse_labels,
     help="Those of them that bear this label; all of them, if it is given several times.",
 )
+@group_option(
+    "All members of this group at one moment, with the connections among them.  [default: TARGETs]"
+)
 @JOBS
 @click.option(
     "--wait",
@@ -90,6 +95,7 @@ def snapshot(
     targets: tuple[str, ...],
     all_: bool,
     labels: dict[str, str],
+    group: str | None,
     jobs: int,
     wait: str | None,
     jitter: str | None,
@@ -103,6 +109,11 @@ def snapshot(
     not prevent the others from being dumped. A configured tree that does not run is left out of
     --all and --label.
 
+    With --group the checkpoints of all members are one: either all of them are stored, as they are
+    at the same moment, or none. The answer is one object (group, checkpoint, number, members,
+    frozen_ms). Connections among the members are stored with what is in their queues, and criuctl
+    restore --group brings them back. See `criuctl help linked-sessions`.
+
     Exit with 0 if all were dumped, otherwise with the worst exit code of all, in this order: 1,
     128+N, 8, 6, 5, 7, 13, 12, 10, 9, 4, 3, 2, 11. With -q only failures are printed.
 
@@ -111,8 +122,11 @@ def snapshot(
     and cleaned up, and their trees run on; they and the dumps that were not begun have timed out
     (12). Failures run the hooks of the phase snapshot-failed.
     """
-    if (bool(targets), all_, bool(labels)).count(True) != 1:
-        raise click.UsageError("give either TARGETs, or --all, or --label")
+    if (bool(targets), all_, bool(labels), group is not None).count(True) != 1:
+        raise click.UsageError("give either TARGETs, or --all, or --label, or --group")
+    if group is not None:
+        only_with_group(group, None, "TARGETs", wait=wait, jitter=jitter, deadline=deadline)
+        return _grouped(app, group, max_freeze, no_encrypt)
     from ...host.retention import patience
     from ...ops.scheduling import batch
     from ...ops.scheduling.subjects import chosen
@@ -149,6 +163,20 @@ def snapshot(
         )
         tell(f"no session{which} runs on this host")
     return worst(codes)
+
+
+def _grouped(app: App, group: str, max_freeze: float | None, no_encrypt: bool) -> int:
+    with app.reporting() as reporter:
+        from ...dump.job import DumpRequest
+        from ...ops.group_snapshot import snapshot_group
+
+        result = snapshot_group(
+            app.config.with_options(plain_store=no_encrypt or None),
+            group,
+            request=DumpRequest(leave_running=True, max_freeze=max_freeze),
+            reporter=reporter,
+        )
+    return print_stored(app, result, outcome_line)
 
 
 def printer(app: App) -> Callable[[SnapshotOutcome], int]:

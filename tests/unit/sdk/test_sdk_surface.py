@@ -16,7 +16,7 @@ from criuctl import sdk
 from criuctl.cli import topics
 from criuctl.config import Config
 from criuctl.errors import CriuctlError, Forbidden, UsageError
-from criuctl.sdk import AsyncCommand, AsyncLease, AsyncSession, Command, Lease, Session
+from criuctl.sdk import AsyncCommand, AsyncLease, AsyncSession, Command, Group, Lease, Session
 from criuctl.sdk.operator import Operator
 
 PAIRS: list[tuple[type, type]] = [
@@ -57,7 +57,7 @@ def test_coroutines_are_the_same_calls(blocking: type, coroutines: type) -> None
 
 def test_every_call_is_documented_and_on_its_page() -> None:
     text = topics.text("python-api")
-    for kind in (Session, Command, Lease):
+    for kind in (Session, Command, Lease, Group):
         for name in public(kind):
             assert inspect.getdoc(getattr(kind, name)), name
             assert re.search(rf"\b{name}\b[`(.]", text), name
@@ -71,6 +71,7 @@ def test_what_the_package_exports() -> None:
         "AsyncSession": sdk.AsyncSession,
         "Checkpoint": sdk.Checkpoint,
         "CriuctlError": CriuctlError,
+        "Group": sdk.Group,
         "Session": sdk.Session,
         "__version__": criuctl.__version__,
     }

@@ -1,0 +1,1 @@
+"""Parts of operations on a group of sessions: the members, and how they proceed together."""
