@@ -55,7 +55,7 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
         position += image.size
 
 
-def _page_maps(
+def page_maps(
     manifest: Manifest, reader: CheckpointReader
 ) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
     """Return each memory image with its page map, checked to fit its pages; those of all processes
@@ -76,7 +76,8 @@ def _page_maps(
         yield image, entries
 
 
-def _pages_file(folder: int, number: int) -> int:
+def pages_file(folder: int, number: int) -> int:
+    """Make and open the pages image of this number; the caller closes it."""
     return os.open(
         f"pages-{number}.img",
         os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC,
@@ -95,7 +96,7 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
     """
     filling = Filling(reader)
     files: dict[int, unshared.TaskPages] = {}
-    images = list(_page_maps(manifest, reader))
+    images = list(page_maps(manifest, reader))
     tree = direct.tasks(folder)
     tasks = [(image, entries) for image, entries in images if image.kind == "task"]
     shared = [(image, entries) for image, entries in images if image.kind != "task"]
@@ -115,7 +116,7 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
                     if runs is None:
                         runs = [(entry, False) for entry in entries]
                     number = next(numbers)
-                    fd = _pages_file(folder, number)
+                    fd = pages_file(folder, number)
                     (stack if image.kind == "task" else portion).callback(os.close, fd)
                     kept, offset = [], 0
                     parts = cut(
@@ -140,12 +141,12 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
 def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
     """Write, for a lazy restore, only what cannot wait; return where the rest is, by address."""
     images: dict[int, LazyImage] = {}
-    for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
+    for number, (image, entries) in enumerate(page_maps(manifest, reader), start=1):
         lazy = image.kind == "task"
         if lazy:
             _keep_small(entries)
         write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
-        fd = _pages_file(folder, number)
+        fd = pages_file(folder, number)
         try:
             if lazy:
                 images[image.id] = LazyImage(entries, StoredPages(reader, image.data))
@@ -176,7 +177,7 @@ def lazy_images(
     already.
     """
     tasks = (
-        (image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task"
+        (image, entries) for image, entries in page_maps(manifest, reader) if image.kind == "task"
     )
     return {
         image.id: LazyImage(entries, StoredPages(reader, image.data, gathered))

@@ -12,6 +12,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     """The options of a restore, as its caller gives them."""
 
     new_name: str | None = None  # of a copy; None: the session itself is restored
+    forked_from: str = ""  # a copy made by `fork`: of this session
     pids: str = "auto"  # auto | same | private
     # the policy for all of them; None: the checkpoint's and the configured rules
     connections: str | None = None

@@ -53,6 +53,7 @@ from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source, Unpacked
+from .template import Template
 from .work import RestoreWork
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def restore(
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
+    template: Template | None = None,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
     would be done.
@@ -127,7 +129,7 @@ def restore(
     The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
     the outcomes of the connections, when everything is in place and nothing has run: when it
     returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
-    it.
+    it, or the `template` of this checkpoint has it.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -161,7 +163,12 @@ def restore(
 
         # This host becomes the session's home; a failure from here on gives the lease back.
         session, seen = outcome.next_incarnation(
-            registry, found.repository, manifest, found.name, copy=request.copy
+            registry,
+            found.repository,
+            manifest,
+            found.name,
+            copy=request.copy,
+            forked_from=request.forked_from,
         )
         hooks.run(
             "pre-restore",
@@ -172,11 +179,13 @@ def restore(
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
         # Memory: all of it now, or what is lazy when the tree touches it.
-        brought = memory.bring(request, found, decided.unpacked, feeder, reporter, stack)
+        brought = memory.bring(request, found, decided.unpacked, feeder, template, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, decided.unpacked, registry, session, claim)
-        work = _work(home, request, found, decided, brought, hooks, reporter, held, feeder)
+        work = _work(
+            home, request, found, decided, brought, hooks, reporter, held, feeder, template
+        )
         criu_part = Restoring.of(work)
         with ExitStack() as running:
             root = _run_criu(criu_part, criu, request, running)
@@ -233,6 +242,7 @@ def _work(
     reporter: Reporter,
     held: Callable[[list[dict[str, Any]]], None] | None,
     feeder: Feeder | None,
+    template: Template | None,
 ) -> RestoreWork:
     """Return what CRIU's part of the restore has to know."""
     unpacked = decided.unpacked
@@ -260,6 +270,7 @@ def _work(
         authentic=decided.authentic,
         lazy=brought.lazy,
         feeder=feeder,
+        template=template,
         filling=brought.filling,
         devices=decided.devices,
     )
@@ -340,7 +351,7 @@ def _result(
         pid=root,
         inner_pid=criu_part.inner_root,
         elapsed_ms=round((criu_part.running_at - began) * 1000, 1),
-        lazy=bool(work.lazy),
+        lazy=work.pages_follow,
         pids=work.plan.pids,
         connections=outcomes,
         files=[

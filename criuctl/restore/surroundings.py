@@ -39,6 +39,7 @@ from . import hand_back, outcome
 from .early_tasks import EarlyTasks, needs_subreaper
 from .observe import taken
 from .page_feeder import FedPages
+from .template import KeptPages
 from .work import RestoreWork
 
 _CROWD = 32  # processes
@@ -68,7 +69,7 @@ class Surroundings(Struct, eq=False):
     binds: OwnBinds | None = None  # the tree's unix sockets with paths
     repairs: Repairs = field(default_factory=Repairs)
     early: EarlyTasks | None = None
-    following: LazyPages | FedPages | None = None  # brings the pages of a lazy restore
+    following: LazyPages | FedPages | KeptPages | None = None  # brings the pages of a lazy restore
     # named pipes that are open here until the tree has them
     pipes: ExitStack = field(default_factory=ExitStack)
     _inherit: dict[str, int] = field(default_factory=dict)  # CRIU's key -> descriptor
@@ -97,7 +98,7 @@ class Surroundings(Struct, eq=False):
         self._open_descriptors()
         options = RestoreOptions(
             shell_job=not ttyimages.led_by_device(work.images),
-            lazy=bool(work.lazy),
+            lazy=work.pages_follow,
             groups=groups,
             inherit=self._inherit,
             root=self.mount_root,
@@ -327,9 +328,11 @@ class Surroundings(Struct, eq=False):
     def _bring_pages(self, criu: binary.CriuBinary) -> None:
         """Start what brings the memory of a lazy restore."""
         work = self.work
-        if not work.lazy:
+        if not work.pages_follow:
             return
-        if work.feeder is None:
+        if work.template is not None:
+            self.following = self.stack.enter_context(work.template.pages(work.folder))
+        elif work.feeder is None:
             self.following = self.stack.enter_context(
                 LazyPages(criu, work.folder, work.lazy, self.prefix)
             )

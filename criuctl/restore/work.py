@@ -23,6 +23,7 @@ from .direct_memory import Filling
 from .home import NewHome
 from .page_feeder import Feeder
 from .plan import RestorePlan
+from .template import Template
 
 if TYPE_CHECKING:
     from .devices import RestoredDevices
@@ -48,8 +49,14 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     # pages that follow; empty for an eager restore
     lazy: dict[int, LazyImage] = field(default_factory=dict)
     feeder: Feeder | None = None  # brings them from another host
+    template: Template | None = None  # has the pages that follow
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
+
+    @property
+    def pages_follow(self) -> bool:
+        """Return whether the tree runs before all of its memory is there."""
+        return bool(self.lazy) or self.template is not None
 
     @property
     def at_home(self) -> bool:

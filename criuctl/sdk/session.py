@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from ..config import Config, load
-from ..errors import CriuctlError, NoSuchCheckpoint
+from ..errors import NoSuchCheckpoint
 from ..ops import forget, kill, pause, sessions, steps
 from ..ops.acting import acting
 from ..session.protocol import DEFAULT_GRACE
@@ -276,31 +276,22 @@ class Session(Terminal):
     def fork(self, count: int = 1, *, prefix: str | None = None) -> Sequence[Self]:
         """Make `count` copies of the session, which go on from this moment; return them.
 
-        They are named PREFIX-1, PREFIX-2 and so on; the prefix is by default NAME-fork. Each is a
-        session of its own, with its own processes; this one runs on. It is a snapshot and as many
-        restores: either all run, or none is left and the first error is raised.
+        They are named PREFIX-1, PREFIX-2 and so on, without names that are taken; the prefix is by
+        default this session's name. Each is a session of its own, with its own processes; this one
+        runs on. It is a snapshot and as many restores from one template, see ``criuctl fork``:
+        either all copies run, or none is left and the first error is raised.
         """
-        checkpoint = self.snapshot(labels={"fork-of": self.name})
         operator = self._operator
+        operator.need_admin("copies of the session")
+        operator.check_same()
+        request = {"count": count, "prefix": prefix, "whole": True}
+        body = worker.perform("fork", operator.config, ref=self.name, request=request)
         made: list[Self] = []
-        try:
-            for number in range(1, count + 1):
-                copy = self.restore(
-                    checkpoint,
-                    as_name=f"{prefix or f'{self.name}-fork'}-{number}",
-                    kind=operator.kind,
-                    operator=operator.name,
-                    config=operator.config,
-                )
-                made.append(copy)
-        except BaseException as error:
-            for copy in made:
-                try:
-                    copy.kill(0)
-                except CriuctlError as left:
-                    error.add_note(f"copy {copy.name!r} could not be ended: {left}")
-                copy.close()
-            raise
+        for one in body["forks"]:
+            own = Operator(operator.config, one["session"], operator.kind, operator.name, "admin")
+            copy = type(self)(own)
+            copy.restored = one["restored"]
+            made.append(copy._begin())
         return made
 
     def migrate(

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ...errors import UsageError
 from ...session import protocol
 from ..app import App, pass_app
 from ..pages import page
@@ -15,6 +21,7 @@ from ..text import plural, printable
         ("End a session; its processes may clean up for five seconds:", "criuctl kill build"),
         ("At once:", "criuctl kill build --timeout 0"),
         ("One command, and not the session:", "criuctl kill work --command c1"),
+        ("The copies that fork has made of it:", "criuctl kill --forks-of work"),
     ],
     exits=[3, 9, 10, 12],
     see_also=["signal", "halt", "forget", "ls"],
@@ -29,8 +36,13 @@ from ..text import plural, printable
     "End only the command with this id (see criuctl exec): an interrupt, then SIGKILL.  [default: "
     "the session]"
 )
+@click.option(
+    "--forks-of",
+    is_flag=True,
+    help="End the copies that `criuctl fork` has made of NAME, and not NAME.",
+)
 @pass_app
-def kill(app: App, name: str, timeout: float, command_id: str | None) -> int:
+def kill(app: App, name: str, timeout: float, command_id: str | None, forks_of: bool) -> int:
     """End every process of a session, daemons included: SIGTERM, for shells SIGHUP, after the
     time-out SIGKILL, until no process is left. Exit status 0 means that this was verified.
 
@@ -39,22 +51,42 @@ def kill(app: App, name: str, timeout: float, command_id: str | None) -> int:
     restore them, because the session's lease is given back. A session without a holder, such as a
     dumped PID, is forgotten: its exit code is unknown.
     """
+    if forks_of and command_id is not None:
+        raise UsageError("--forks-of and --command exclude each other")
+    if forks_of:
+        return _kill_forks(app, name, timeout)
     if command_id is not None:
         return _kill_command(app, name, command_id, timeout)
     from ...ops.kill import kill as end
 
     body = end(app.config, name, timeout)
-    count = body["killed"]
+    _tell_leases(body)
+    app.emit(body, lambda: _ended(body), brief=lambda: "")
+    return 0
+
+
+def _ended(body: Mapping[str, Any]) -> str:
+    count = plural(body["killed"], "process", "processes")
+    return f"{printable(body['session'])}: {count} ended, nothing is left"
+
+
+def _tell_leases(body: Mapping[str, Any]) -> None:
     for url in body["leases_kept"]:
         tell(
-            f"criuctl: {printable(name)}: its lease in {printable(url)} could not be given back;"
-            " another host restores it with --take-over"
+            f"criuctl: {printable(body['session'])}: its lease in {printable(url)} could not be "
+            "given back; another host restores it with --take-over"
         )
+
+
+def _kill_forks(app: App, name: str, timeout: float) -> int:
+    from ...ops.fork import kill_forks
+
+    bodies = kill_forks(app.config, name, timeout)
+    for body in bodies:
+        _tell_leases(body)
     app.emit(
-        body,
-        lambda: (
-            f"{printable(name)}: {plural(count, 'process', 'processes')} ended, nothing is left"
-        ),
+        {"session": name, "forks": bodies},
+        lambda: "\n".join(map(_ended, bodies)),
         brief=lambda: "",
     )
     return 0

@@ -26,6 +26,8 @@ def _text(body: Mapping[str, Any]) -> str:
     if body["pid"]:
         rows.append(("pid", str(body["pid"])))
     rows.append(("incarnation", str(body["incarnation"])))
+    if body.get("forked_from"):
+        rows.append(("fork of", printable(body["forked_from"])))
     if body.get("command"):
         rows.append(("command", printable(shlex.join(body["command"]))))
     if body.get("labels"):
