@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 from support import missing
@@ -24,13 +23,13 @@ _PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[Source]:
+def source() -> Source:
     """The memory file; what its spans leave out is not in it."""
     memory = os.memfd_create("memory", os.MFD_CLOEXEC)
     os.pwrite(memory, b"".join(map(content, range(PAGES))), 0)
     mapped = mmap.mmap(memory, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     os.close(memory)
-    yield Source(memoryview(mapped))
+    return Source(memoryview(mapped))
 
 
 def _spans(start: int) -> list[Span]:
