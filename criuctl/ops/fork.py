@@ -32,11 +32,12 @@ from ..host.registry import Registry, check_name, check_outside
 from ..report import Reporter
 from ..restore import template
 from ..restore.outcome import RestoreResult
+from ..restore.relocation import Relocation
 from ..restore.request import RestoreRequest
 from ..restore.story import restore
 from ..session.names import valid_name
 from ..store import open_store
-from . import inspect, kill, sessions
+from . import fork_workspaces, inspect, kill, sessions
 from .forget import forget
 from .scheduling import batch
 
@@ -51,6 +52,8 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
     count: int = 1
     prefix: str | None = None  # of the names; None: the name of the original
     new_name: str | None = None  # of the one copy
+    ttl: float | None = None  # seconds until each copy is ended
+    workspace: bool = False  # each gets a copy of the workspace
     whole: bool = False  # all copies run, or none is left
 
 
@@ -131,12 +134,17 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
             stack.enter_context(_unless_used(config, checkpoint, reporter))
         repository, manifest = _opened(config, checkpoint, stack)
         names = _names(config, request, manifest.session.name)
+        asked = _requests(request, manifest, names)
+        folders = {str(a.new_name): a.relocation.new for a in asked if a.relocation is not None}
+        if folders:
+            reporter.step("workspaces", copies=len(folders))
+            old = fork_workspaces.workspace_of(manifest)
+            stack.enter_context(fork_workspaces.separated(old, folders, reporter))
         reporter.step("template", copies=len(names))
         kept = None
         if template.possible(manifest):
             reader = repository.reader(reporter)
             kept = stack.enter_context(template.made(config, manifest, reader))
-        asked = [RestoreRequest(new_name=name, forked_from=manifest.session.name) for name in names]
         forks = _restored(config, manifest, asked, kept, reporter, whole=request.whole)
     return ForkResult(
         ref,
@@ -157,6 +165,28 @@ def _facts(result: ForkResult) -> events.Facts:
         "states": {"running": running, "failed": len(result.forks) - running},
         "exit_code": events.DEGRADED if result.degraded else 0,
     }
+
+
+def _requests(
+    request: ForkRequest, manifest: Manifest, names: Sequence[str]
+) -> list[RestoreRequest]:
+    """Return the restores of the copies; `UsageError` for what this session does not allow."""
+    if request.ttl is not None and manifest.holder is None:
+        raise UsageError(
+            f"{manifest.session.name!r} has no holder that could end its copies",
+            hint="--ttl is for sessions that `criuctl run` has started.",
+        )
+    ends = None if request.ttl is None else time.time() + request.ttl
+    moves: dict[str, Relocation] = {}
+    if request.workspace:
+        old = fork_workspaces.workspace_of(manifest)
+        found = fork_workspaces.places(old, names)
+        moves = {name: Relocation(old, new) for name, new in found.items()}
+    origin = manifest.session.name
+    return [
+        RestoreRequest(new_name=name, forked_from=origin, ends=ends, relocation=moves.get(name))
+        for name in names
+    ]
 
 
 def _lives(config: Config, ref: str) -> bool:
@@ -242,6 +272,10 @@ def _restored(
         _end(config, names, manifest.id, error)
         raise
     forks = [done[name] for name in names]
+    for one in asked:
+        if one.relocation is not None and done[str(one.new_name)].error is not None:
+            with suppress(OSError):
+                fork_workspaces.remove(one.relocation.new)
     with suppress(CriuctlError):
         forget(config, [one.session for one in forks if one.error is not None])
     failed = [one.error for one in forks if one.error is not None]
@@ -260,7 +294,12 @@ def _copy(
         assert isinstance(result, RestoreResult)
         # A port that is taken is not another one: the copy has a network of its own then.
         ports = {c.local: c.local for c in manifest.connections if c.waits and endpoint(c.local)[1]}
-        return {"restored": {**result.to_dict(), "degraded": result.degraded}, "ports": ports}
+        folder = asked.relocation.new if asked.relocation is not None else None
+        return {
+            "workspace": folder,
+            "restored": {**result.to_dict(), "degraded": result.degraded},
+            "ports": ports,
+        }
 
     return work
 
@@ -274,6 +313,7 @@ def _outcome(outcome: batch.Outcome) -> Fork:
         "running",
         pid=restored["pid"],
         ports=outcome.answer["ports"],
+        workspace=outcome.answer["workspace"],
         warnings=restored["warnings"],
         restored=restored,
     )

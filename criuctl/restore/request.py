@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from ..checkpoint import leases
 from ..files.judgement import Policy
+from .relocation import Relocation
 
 
 class RestoreRequest(Struct, frozen=True, kw_only=True):
@@ -13,6 +14,8 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
 
     new_name: str | None = None  # of a copy; None: the session itself is restored
     forked_from: str = ""  # a copy made by `fork`: of this session
+    ends: float | None = None  # when its holder ends it, in Unix seconds
+    relocation: Relocation | None = None  # where it finds the folder that it works in
     pids: str = "auto"  # auto | same | private
     # the policy for all of them; None: the checkpoint's and the configured rules
     connections: str | None = None

@@ -145,6 +145,8 @@ def restore(
         found = source.find(
             config, ref, request, reporter, registry, repository, stack, received=received
         )
+        if request.relocation is not None:
+            found = replace(found, manifest=request.relocation.manifest(found.manifest))
         manifest = found.manifest
         hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
@@ -223,6 +225,8 @@ def _decide(
 ) -> _Decided:
     """Observe this host and the checkpoint, and make the plan."""
     unpacked = source.unpack(found, reporter, stack)
+    if request.relocation is not None:
+        request.relocation.images(unpacked.images)
     terminals = RestoredTerminals(found.manifest, unpacked.images)
     options = plan_options(config, request)
     devices = open_devices(found, reporter, stack)
@@ -262,6 +266,7 @@ def _work(
             list if request.copy else partial(step_replica.read, found.repository, home.session.id),
             supervised=bool(request.ttl),
             copy=request.copy,
+            ends=request.ends,
         ),
         hooks=hooks,
         home=home,

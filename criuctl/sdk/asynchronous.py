@@ -255,9 +255,18 @@ class AsyncSession(AsyncTerminal):
         """Return the session's checkpoints in the store; see `Session.checkpoints`."""
         return await self._apart(lambda s: s.checkpoints())
 
-    async def fork(self, count: int = 1, *, prefix: str | None = None) -> Sequence[Self]:
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+    ) -> Sequence[Self]:
         """Make copies of the session; see `Session.fork`."""
-        made = await self._apart(lambda s: s.fork(count, prefix=prefix))
+        made = await self._apart(
+            lambda s: s.fork(count, prefix=prefix, fork_workspace=fork_workspace, ttl=ttl)
+        )
         return [type(self)(one) for one in made]
 
     async def migrate(

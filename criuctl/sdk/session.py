@@ -273,18 +273,32 @@ class Session(Terminal):
             warnings.warn(error.message, RuntimeWarning, stacklevel=2)
         return [Checkpoint.of_list(one.to_dict(), config.store) for one in found.checkpoints]
 
-    def fork(self, count: int = 1, *, prefix: str | None = None) -> Sequence[Self]:
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+    ) -> Sequence[Self]:
         """Make `count` copies of the session, which go on from this moment; return them.
 
         They are named PREFIX-1, PREFIX-2 and so on, without names that are taken; the prefix is by
         default this session's name. Each is a session of its own, with its own processes; this one
         runs on. It is a snapshot and as many restores from one template, see ``criuctl fork``:
-        either all copies run, or none is left and the first error is raised.
+        either all copies run, or none is left and the first error is raised. With `fork_workspace`
+        each works in a copy of the workspace; after `ttl` seconds each is ended.
         """
         operator = self._operator
         operator.need_admin("copies of the session")
         operator.check_same()
-        request = {"count": count, "prefix": prefix, "whole": True}
+        request = {
+            "count": count,
+            "prefix": prefix,
+            "ttl": ttl,
+            "workspace": fork_workspace,
+            "whole": True,
+        }
         body = worker.perform("fork", operator.config, ref=self.name, request=request)
         made: list[Self] = []
         for one in body["forks"]:

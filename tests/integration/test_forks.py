@@ -41,9 +41,9 @@ class Asked(Operators):
         self.program = home.path / "program.py"
         self.program.write_text(_PROGRAM)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, *options: str) -> None:
         """Start it."""
-        self("run", "-d", "--name", name, "--", sys.executable, self.program)
+        self("run", "-d", "--name", name, *options, "--", sys.executable, self.program)
         self("wait", name, "--match", "ready", "--timeout", TIMEOUT)
 
     def ask(self, name: str, text: str) -> str:
@@ -87,16 +87,14 @@ def _private(root: int) -> int:
 
 def _keeper_pids(home: Home) -> list[int]:
     """The keeper and its guardian, the keeper first: it is the guardian's parent."""
-    found = []
+    parents: dict[int, int] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         words = oracle.read(f"/proc/{pid}/cmdline").split("\0")
-        if "fork" in words and "criuctl" in " ".join(words):
-            if home.token in oracle.read(f"/proc/{pid}/environ"):
-                found.append(pid)
-    parents = {
-        pid: int(oracle.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1]) for pid in found
-    }
-    return sorted(found, key=lambda pid: parents[pid] in found)
+        if "fork" in words and home.token in oracle.read(f"/proc/{pid}/environ"):
+            fields = oracle.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            if fields and fields[0] != "Z":
+                parents[pid] = int(fields[1])
+    return sorted(parents, key=lambda pid: parents[pid] in parents)
 
 
 def test_copies_of_a_live_session(asked: Asked) -> None:
@@ -256,6 +254,64 @@ def test_a_killed_guardian_is_replaced(asked: Asked) -> None:
     first, _guardian = _keeper_pids(asked.home)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: asked.names() == {"work"}, TIMEOUT, "the copy has ended")
+
+
+def test_copies_have_workspaces_of_their_own(asked: Asked) -> None:
+    """Open files, deleted ones, working folders and sockets are there, and not the original's."""
+    work = asked.home.path / "work"
+    work.mkdir()
+    (work / "data").mkdir()
+    (work / "data" / "note").write_text("old")
+    (work / "link").symlink_to("data/note")
+    asked.begin("work", "--workspace", str(work))
+    asked.ask(
+        "work",
+        "kept.extend([open('log', 'w'), open('gone', 'w+'), socket.socket(socket.AF_UNIX), "
+        "os.unlink('gone'), os.chdir('data')])",
+    )
+    asked.ask("work", f"kept[2].bind('{work}/socket') or kept[2].listen()")
+    body = asked("fork", "work", "-n", 2, "--fork-workspace")
+    assert body["warnings"] == []
+    for one in body["forks"]:
+        name, own = one["session"], Path(f"{work}.{one['session']}")
+        assert one["workspace"] == str(own)
+        assert not any("works in the folder" in text for text in one["warnings"])
+        assert asked.ask(name, f"os.getcwd() == '{own}/data'") == "True"
+        assert asked.ask(name, f"kept[2].getsockname() == '{own}/socket'") == "True"
+        asked.ask(name, f"(kept[0].write('{name}'), kept[0].flush(), open('new', 'w'))")
+        assert asked.ask(name, "kept[1].write(open('../link').read()), kept[1].tell()") == "(3, 3)"
+        assert (own / "log").read_text() == name and (own / "data" / "new").exists()
+    assert (work / "log").read_text() == "" and not (work / "data" / "new").exists()
+    assert sorted(os.listdir(work)) == ["data", "link", "log", "socket"]
+    # What is dumped later is what the copy has.
+    asked("dump", "work-1")
+    asked("restore", "work-1")
+    assert asked.ask("work-1", f"os.getcwd() == '{work}.work-1/data'") == "True"
+    taken = asked("fork", "work", "--as", "work-3", "--fork-workspace")["forks"]
+    asked("kill", "work-3")
+    asked("forget", "work-3")
+    again = asked("fork", "work", "--as", "work-3", "--fork-workspace", check=False)
+    assert again["exit_code"] == 9 and taken[0]["workspace"] in again["error"]["message"]
+    asked.shell("bare")
+    assert asked("fork", "bare", "--fork-workspace", check=False)["exit_code"] == 2
+
+
+def test_a_copy_that_fails_leaves_no_workspace(asked: Asked) -> None:
+    work = asked.home.path / "work"
+    work.mkdir()
+    asked.begin("work", "--workspace", str(work))
+    _hook(asked, "work-2) exit 10;;")
+    command = asked.start("fork", "work", "-n", 2, "--fork-workspace")
+    assert command.process.wait(120) == 11, command.output()
+    assert [one.name for one in work.parent.glob("work.*")] == ["work.work-1"]
+
+
+def test_the_time_to_live_ends_a_copy(asked: Asked) -> None:
+    asked.begin("work")
+    asked("fork", "work", "--ttl", "2s")
+    asked("wait", "work-1", "--exit", "--timeout", TIMEOUT, check=False)
+    assert asked.names() == {"work"}
+    assert "time-to-live" in asked.text("log", "work-1")
 
 
 def test_what_it_refuses(asked: Asked) -> None:

@@ -23,8 +23,16 @@ def _text(result: ForkResult) -> str:
         f"{printable(result.origin)}: {plural(len(made), 'copy', 'copies')} of checkpoint "
         f"{result.checkpoint[:12]} in {duration(result.elapsed_ms)}{still}"
     ]
-    lines += [f"  {printable(one.session)}: PID {one.pid}" for one in made]
+    for one in made:
+        folder = f", in {printable(one.workspace)}" if one.workspace else ""
+        lines.append(f"  {printable(one.session)}: PID {one.pid}{folder}")
     return "\n".join(lines)
+
+
+def _span(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    from ...host.retention import seconds
+
+    return None if value is None else seconds(value)
 
 
 @page(
@@ -65,8 +73,29 @@ def _text(result: ForkResult) -> str:
     metavar="NAME",
     help="The name of the one copy.  [default: as --prefix says]",
 )
+@click.option(
+    "--fork-workspace",
+    is_flag=True,
+    help="Give each copy a copy of the session's workspace (run --workspace), WORKSPACE.NAME next "
+    "to it; what the copy has open there, and its working folders, are in that.  [default: all "
+    "work in the same folder]",
+)
+@click.option(
+    "--ttl",
+    metavar="SPAN",
+    callback=_span,
+    help="End each copy after so long: 30s, 10m, 1h.  [default: it ends by itself]",
+)
 @pass_app
-def fork(app: App, ref: str, count: int, prefix: str | None, new_name: str | None) -> int:
+def fork(
+    app: App,
+    ref: str,
+    count: int,
+    prefix: str | None,
+    new_name: str | None,
+    fork_workspace: bool,
+    ttl: float | None,
+) -> int:
     """Make running copies of a session, each a session of its own with its own name. A live session
     goes on; it stands still as long as for a snapshot, which stays in the store.
 
@@ -85,7 +114,9 @@ def fork(app: App, ref: str, count: int, prefix: str | None, new_name: str | Non
         from ...ops.fork import ForkRequest
         from ...ops.fork import fork as make
 
-        request = ForkRequest(count=count, prefix=prefix, new_name=new_name)
+        request = ForkRequest(
+            count=count, prefix=prefix, new_name=new_name, ttl=ttl, workspace=fork_workspace
+        )
         result = make(app.config, ref, request=request, reporter=reporter)
     running = [one.session for one in result.forks if one.error is None]
     app.emit(result.to_dict(), lambda: _text(result), brief=lambda: "\n".join(running))
