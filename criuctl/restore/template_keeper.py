@@ -110,7 +110,7 @@ def _become_keeper(
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         mapped = mmap.mmap(memory, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         os.close(memory)
-        _Keeper(config, listening, Source(memoryview(mapped)), spans).run()
+        _Keeper(config, listening, path, Source(memoryview(mapped)), spans).run()
         code = 0
     finally:
         with suppress(OSError):
@@ -144,9 +144,9 @@ class _Keeper:
     """The event loop, and the copies."""
 
     def __init__(
-        self, config: Config, listening: socket.socket, source: Source, spans: Spans
+        self, config: Config, listening: socket.socket, path: Path, source: Source, spans: Spans
     ) -> None:
-        self._config, self._listening = config, listening
+        self._config, self._listening, self._path = config, listening, path
         self._source, self._spans = source, spans
         self._copies: list[_Copy] = []
         self._poller = select.epoll()
@@ -154,7 +154,7 @@ class _Keeper:
         self._others: set[socket.socket] = set()  # connections that are no copy's
         self._expected = True  # the first connection has not come yet
         self._looked_at = 0  # address spaces after the last look
-        self._guardian = Guardian(self._report)
+        self._guardian = Guardian(self._killed)
         self._watch(listening.fileno(), self._accept)
         self._watch(self._guardian.pidfd, self._guard_again)
 
@@ -355,15 +355,19 @@ class _Keeper:
         if copy.connection is not None:  # other messages may come
             self._others.add(copy.connection)
 
-    def _report(self, trees: Sequence[ProcessIdentity], why: str = "") -> None:
+    def _killed(self, trees: Sequence[ProcessIdentity]) -> None:
+        """Clean up, in the guardian of a keeper that was killed."""
+        self._path.unlink(missing_ok=True)
+        self._report(trees, "the process that kept their template was killed")
+
+    def _report(self, trees: Sequence[ProcessIdentity], why: str) -> None:
         """Record that these copies were ended."""
-        text = why or "the process that kept their template was killed"
         registry = Registry(self._config)
         for tree in trees:
             facts: dict[str, Any] = {"pid": tree.pid, "exit_code": 137, "error": "template-lost"}
             if (record := registry.find(tree)) is not None:
                 facts |= {"session": record.name, "session_id": record.id}
-            events.record(self._config, "template", [facts | {"why": text}])
+            events.record(self._config, "template", [facts | {"why": why}])
 
 
 def _answer(connection: socket.socket) -> None:

@@ -31,7 +31,7 @@ WRITTEN = [
 KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "adapters agents architecture configuration connection-policies environment-and-files "
-    "json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
+    "forks json-and-exit-codes limits migration monitoring python-api scheduling-and-supervision "
     "sessions steps stores-and-keys"
 )
 
