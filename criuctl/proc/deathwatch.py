@@ -64,18 +64,12 @@ def main() -> int:
         pass  # criuctl is gone already
     if _receive(channel) == b"done\n":
         return 0
-    end_tree(root, start)
-    return 1
-
-
-def end_tree(root: int, start: int) -> None:
-    """Kill the process with this PID and start time, if it is that one, and its descendants."""
     for _ in range(_ROUNDS):
         try:
             if _start_time(root) != start:
-                return
+                return 1
         except OSError:
-            return
+            return 1
         for pid in _tree(root):
             try:
                 os.kill(pid, signal.SIGSTOP)  # first stop all forking
@@ -86,6 +80,7 @@ def end_tree(root: int, start: int) -> None:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
+    return 1
 
 
 if __name__ == "__main__":

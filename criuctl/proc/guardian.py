@@ -17,10 +17,12 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from . import deathwatch, syscalls
-from .tree import ProcessIdentity
+from ..errors import NoSuchProcess
+from . import syscalls
+from .tree import ProcessIdentity, read_tree
 
 _DONE = b"done\n"
+_ROUNDS = 5  # a tree that forks while it is killed is walked again
 
 
 class Guardian:
@@ -77,6 +79,23 @@ class Guardian:
             trees[ProcessIdentity(int(pid), int(start))] = sign == b"+"
         alive = [tree for tree, needs in trees.items() if needs and tree.alive()]
         for tree in alive:
-            deathwatch.end_tree(tree.pid, tree.start_time)
+            end_tree(tree)
         with suppress(Exception):  # the trees are ended in any case
             self._report(alive)
+
+
+def end_tree(root: ProcessIdentity) -> None:
+    """Kill this process and its descendants; it need not be there any more."""
+    for _ in range(_ROUNDS):
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # first stop all forking
+            try:
+                found = read_tree(root.pid) if root.exists() else []
+            except NoSuchProcess:
+                return
+            for process in reversed(found):
+                with suppress(NoSuchProcess, ProcessLookupError):
+                    pidfd = process.identity.open_pidfd()
+                    try:
+                        signal.pidfd_send_signal(pidfd, number)
+                    finally:
+                        os.close(pidfd)

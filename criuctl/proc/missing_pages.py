@@ -1,16 +1,8 @@
-"""The missing pages of one process, filled in from a memory file when they are touched.
+"""The calls of a userfaultfd whose memory is registered for missing pages.
 
-A userfaultfd whose memory is registered for missing pages reports the first touch of each absent
-page, and the thread waits. `MissingPages` copies that page and its neighbours in from a file that
-holds the memory of the process (`Source`), or a page of zeros where the file has nothing. What the
-process does to its address space is reported as events, in their order, and the thread waits for
-that, too: what it moved is looked up at its new place, what it gave back reads as zeros, and a
-forked child gets its own `MissingPages`.
-
-Invariants: a page is copied at most once, and never after the process has given it back; while the
-descriptor is open, no touch of a page that was not copied reads anything. The kernel takes a
-missing page for zeros as soon as the last copy of the descriptor is closed, so it may be closed
-only when `left` is empty, or when the process has ended.
+Faults and changes of the mappings are read as events, pages are put in place. The kernel puts no
+page where one is, and none (EAGAIN) while a fork, mremap, munmap or madvise has happened whose
+event was not read yet.
 """
 
 from __future__ import annotations
@@ -19,225 +11,69 @@ import errno
 import fcntl
 import os
 import struct
-from bisect import bisect_right
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from .memory import PAGE
-from .syscalls import address_of
+_COPY, _ZEROPAGE, _WAKE = 0xC028AA03, 0xC020AA04, 0x8010AA02
+_ARGUMENTS = struct.Struct("<4Qq")  # of UFFDIO_COPY: to, from, length, mode, result
+_ZERO_ARGUMENTS = struct.Struct("<3Qq")  # start, length, mode, result
+_RANGE = struct.Struct("<2Q")
+_MESSAGE = struct.Struct("<B7x3Q")  # struct uffd_msg
+_AT_ONCE = 32  # messages
 
-_WAKE, _COPY, _ZEROPAGE = 0x8010AA02, 0xC028AA03, 0xC020AA04
-_RANGE, _COPY_ARGUMENT, _ZERO_ARGUMENT = struct.Struct("=QQ"), struct.Struct("=QQQQq"), 24
-_MESSAGE = struct.Struct("=B7xQQQ")
-_PAGEFAULT, _FORK, _REMAP, _REMOVE, _UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
-_AT_ONCE = 64  # messages
-_AROUND = 16 * PAGE  # bytes that come with a touched page
-_ZEROS = 64 * PAGE  # bytes of zeros that come with one
-_FILL = 512 * PAGE  # bytes that are copied at once when nothing waits for them
-_SOMEWHERE = 1 << 20  # an address at which to ask whether there is an address space
+FAULT, FORK, REMAP, REMOVE, UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
 
 
-class Span(NamedTuple):
-    """Pages that are not copied yet, and where the file has them."""
+class Event(NamedTuple):
+    """What happened, by its kind.
 
-    start: int
-    end: int
-    offset: int
+    `FAULT`: in the page at `second`. `FORK`: the child has the userfaultfd `first`. `REMAP`:
+    `third` bytes at `first` were moved to `second`. `REMOVE`, `UNMAP`: `first` to `second`.
+    """
 
-
-class ProcessEnded(Exception):
-    """The process, or its program, is not there any more."""
-
-
-class Source:
-    """The mapped memory file that pages come from."""
-
-    def __init__(self, mapped: memoryview) -> None:
-        """`mapped`: all of it, writable for this process, which does not write to it."""
-        self._mapped = mapped
-        self.address = address_of(mapped)
+    kind: int
+    first: int
+    second: int
+    third: int
 
 
-class MissingPages:
-    """The missing pages of one process; `close` it."""
+def read_events(fd: int) -> list[Event]:
+    """Return the events that wait, in order; the program that caused them goes on."""
+    try:
+        data = os.read(fd, _AT_ONCE * _MESSAGE.size)
+    except BlockingIOError:
+        return []
+    return [Event(*message) for message in _MESSAGE.iter_unpack(data)]
 
-    def __init__(self, fd: int, spans: Iterable[Span], source: Source) -> None:
-        """`fd`: its userfaultfd, non-blocking; `spans`: in ascending order."""
-        self.fd, self._source = fd, source
-        self.left = list(spans)
-        self._waiting: list[int] = []  # touched addresses that could not be served yet
-        self._ended = False
 
-    @property
-    def done(self) -> bool:
-        """Whether it may be closed: every page is there, or the process has ended."""
-        return self._ended or not self.left
+def copy(fd: int, to: int, source: int, length: int) -> int:
+    """Copy `length` bytes of ours at the address `source` to missing pages; return how many bytes.
 
-    @property
-    def waits(self) -> bool:
-        """Whether `serve` is to be called again although nothing was reported."""
-        return bool(self._waiting)
+    Fewer than `length`: the next page refuses. Raises `OSError` if the first one does: EEXIST (it
+    is there), EAGAIN, ENOENT (it is not registered, or the range crosses mappings), ESRCH.
+    """
+    return _run(fd, _COPY, _ARGUMENTS, to, source, length, 0, 0)
 
-    def close(self) -> None:
-        """Close the descriptor: the kernel handles all pages of the process from now on."""
-        os.close(self.fd)
 
-    def serve(self) -> list[Self]:
-        """Handle what was reported; return the children that were forked."""
-        children = []
-        try:
-            for kind, *rest in self._messages():
-                if kind == _PAGEFAULT:
-                    self._waiting.append(rest[1] & -PAGE)
-                elif kind == _FORK:
-                    children.append(type(self)(rest[0] & 0xFFFFFFFF, self.left, self._source))
-                elif kind == _REMAP:
-                    self._move(*rest)
-                elif kind in (_REMOVE, _UNMAP):
-                    self._give_back(rest[0], rest[1])
-            waiting, self._waiting = self._waiting, []
-            for address in waiting:
-                if not self._touched(address):
-                    self._waiting.append(address)
-        except ProcessEnded:
-            self._ended = True
-        return children
+def zero(fd: int, start: int, length: int) -> int:
+    """Put zeros into missing pages; like `copy`."""
+    return _run(fd, _ZEROPAGE, _ZERO_ARGUMENTS, start, length, 0, 0)
 
-    def fill(self) -> None:
-        """Copy some of what is missing; call it, and `serve`, until `done`."""
-        try:
-            if self.left:
-                span = self.left[-1]
-                self._bring(max(span.start, span.end - _FILL), span.end)
-        except ProcessEnded:
-            self._ended = True
 
-    def look(self) -> None:
-        """Notice whether the process has ended, which nothing reports."""
-        place = _SOMEWHERE
-        while (at := self._at(place)) >= 0 and place < self.left[at].end:
-            place = self.left[at].end
-        try:  # a page that is not left reads as zeros anyway
-            fcntl.ioctl(self.fd, _ZEROPAGE, bytearray(_RANGE.pack(place, PAGE) + bytes(16)))
-        except OSError as error:
-            self._ended = self._ended or error.errno == errno.ESRCH
+def wake(fd: int, start: int, length: int) -> None:
+    """Let threads that wait for these pages try again."""
+    fcntl.ioctl(fd, _WAKE, bytearray(_RANGE.pack(start, length)))
 
-    def _messages(self) -> list[tuple[int, int, int, int]]:
-        try:
-            data = os.read(self.fd, _AT_ONCE * _MESSAGE.size)
-        except BlockingIOError:
-            return []
-        return list(_MESSAGE.iter_unpack(data))
 
-    # -- touched pages ----------------------------------------------------------------------------
-
-    def _touched(self, address: int) -> bool:
-        """Serve a touched page; return whether that was possible now."""
-        at = self._at(address)
-        if at < 0 or address >= self.left[at].end:
-            return self._zeros(address, at)
-        span, block = self.left[at], address - address % _AROUND
-        done = self._bring(max(span.start, block), min(span.end, block + _AROUND))
-        if done:
-            # Its page was there already, or is not registered any more: nothing else wakes it.
-            self._wake(address)
-        return done
-
-    def _zeros(self, address: int, at: int) -> bool:
-        """Serve a page that the file does not have, with the ones after it."""
-        end = address - address % _ZEROS + _ZEROS
-        if at + 1 < len(self.left):
-            end = min(end, self.left[at + 1].start)
-        for last in (end, address + PAGE):
-            argument = bytearray(_RANGE.pack(address, last - address) + bytes(16))
-            try:
-                fcntl.ioctl(self.fd, _ZEROPAGE, argument)
-            except OSError as error:
-                (placed,) = struct.unpack_from("=q", argument, _ZERO_ARGUMENT)
-                if placed <= 0 and error.errno == errno.EAGAIN:
-                    return False
-                if error.errno == errno.ESRCH:
-                    raise ProcessEnded from error
-                if placed <= 0 and error.errno == errno.ENOENT and last > address + PAGE:
-                    continue  # it ends, or another mapping begins, before
-                if placed <= 0 and error.errno not in (errno.ENOENT, errno.EEXIST):
-                    raise
-            break
-        self._wake(address)
-        return True
-
-    def _wake(self, address: int) -> None:
-        with suppress(OSError):
-            fcntl.ioctl(self.fd, _WAKE, bytearray(_RANGE.pack(address, PAGE)))
-
-    def _bring(self, start: int, end: int) -> bool:
-        """Copy this part of one span, and note that; return False if events have to be read
-        first.
-        """
-        span = self.left[self._at(start)]
-        place, step = start, end - start
-        try:
-            while place < end:
-                step = min(step, end - place)
-                source = self._source.address + span.offset + place - span.start
-                argument = bytearray(_COPY_ARGUMENT.pack(place, source, step, 0, 0))
-                try:
-                    fcntl.ioctl(self.fd, _COPY, argument)
-                except OSError as error:
-                    copied: int = _COPY_ARGUMENT.unpack(argument)[4]
-                    if copied > 0:  # a later page was there already
-                        place += copied
-                    elif error.errno == errno.EAGAIN:
-                        return False
-                    elif error.errno == errno.ESRCH:
-                        raise ProcessEnded from error
-                    elif error.errno == errno.ENOENT and step > PAGE:
-                        step = max(PAGE, step // 2 // PAGE * PAGE)  # several mappings
-                    elif error.errno in (errno.EEXIST, errno.ENOENT):
-                        place += PAGE  # it is there already, or nothing can miss it any more
-                    else:
-                        raise
-                else:
-                    place += step
-                    step = end - place
-        finally:
-            self._give_back(start, place)
-        return True
-
-    # -- what is left -----------------------------------------------------------------------------
-
-    def _at(self, address: int) -> int:
-        """Return the index of the last span that begins at or before `address`, or -1."""
-        return bisect_right(self.left, (address, 1 << 63, 0)) - 1
-
-    def _cut(self, start: int, end: int) -> list[Span]:
-        """Take this range out of what is left, and return it."""
-        first = max(0, self._at(start))
-        last = bisect_right(self.left, (end - 1, 1 << 63, 0))
-        taken, kept = [], []
-        for span in self.left[first:last]:
-            low, high = max(start, span.start), min(end, span.end)
-            if low >= high:
-                kept.append(span)
-                continue
-            taken.append(Span(low, high, span.offset + low - span.start))
-            if span.start < low:
-                kept.append(Span(span.start, low, span.offset))
-            if high < span.end:
-                kept.append(Span(high, span.end, span.offset + high - span.start))
-        self.left[first:last] = kept
-        return taken
-
-    def _give_back(self, start: int, end: int) -> None:
-        if start < end:
-            self._cut(start, end)
-
-    def _move(self, old: int, new: int, length: int) -> None:
-        """Follow mremap(2)."""
-        moved = self._cut(old, old + length)
-        self._give_back(new, new + length)
-        by = new - old
-        self.left = sorted(
-            [*self.left, *(Span(one.start + by, one.end + by, one.offset) for one in moved)]
-        )
+def _run(fd: int, request: int, shape: struct.Struct, *arguments: int) -> int:
+    packed = bytearray(shape.pack(*arguments))
+    try:
+        fcntl.ioctl(fd, request, packed, True)
+    except OSError as error:
+        done = int(shape.unpack(packed)[-1])
+        # the errno may be that of the call as a whole: the result has that of the page
+        if done > 0:
+            return done
+        if done < 0 and error.errno == errno.EAGAIN:
+            raise OSError(-done, os.strerror(-done)) from None
+        raise
+    return int(shape.unpack(packed)[-1])

@@ -7,7 +7,7 @@ streams hold, so CRIU never sees an image that was not written by a dump of criu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
 
@@ -32,6 +32,7 @@ from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
 from .direct_memory import Filling
 from .lazy_memory import StoredPages
+from .template_images import TemplateImage
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
 # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
@@ -55,7 +56,7 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
         position += image.size
 
 
-def page_maps(
+def _page_maps(
     manifest: Manifest, reader: CheckpointReader
 ) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
     """Return each memory image with its page map, checked to fit its pages; those of all processes
@@ -76,14 +77,46 @@ def page_maps(
         yield image, entries
 
 
-def pages_file(folder: int, number: int) -> int:
-    """Make and open the pages image of this number; the caller closes it."""
+def _pages_file(folder: int, number: int) -> int:
     return os.open(
         f"pages-{number}.img",
         os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC,
         0o600,
         dir_fd=folder,
     )
+
+
+def read_template(manifest: Manifest, reader: CheckpointReader, memory: int) -> list[TemplateImage]:
+    """Read the pages of all images into the empty file `memory`; return where they are."""
+    images, placements, size = [], [], 0
+    for image, entries in _page_maps(manifest, reader):
+        images.append(TemplateImage(ImageKey(image.kind, image.id), entries, size))
+        placements.append((image.data, memory, size))
+        size += image.data.size
+    os.ftruncate(memory, size)
+    reader.write_to(placements)
+    return images
+
+
+def write_template(images: Iterable[TemplateImage], memory: int, folder: int) -> None:
+    """Write, for a restore with this template, CRIU's page maps and only what cannot wait."""
+    for number, image in enumerate(images, start=1):
+        write_pagemap(folder, image.key, number, image.entries, lazy=image.key.kind == "task")
+        pages = _pages_file(folder, number)
+        try:
+            for entry, offset in image.runs():
+                if not image.follows(entry):
+                    _copy(memory, offset, entry.pages * PAGE, pages)
+        finally:
+            os.close(pages)
+
+
+def _copy(source: int, offset: int, size: int, target: int) -> None:
+    while size:
+        count = os.sendfile(target, source, offset, size)
+        if not count:
+            raise Damaged("a template ends before its last page")
+        offset, size = offset + count, size - count
 
 
 def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:
@@ -96,7 +129,7 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
     """
     filling = Filling(reader)
     files: dict[int, unshared.TaskPages] = {}
-    images = list(page_maps(manifest, reader))
+    images = list(_page_maps(manifest, reader))
     tree = direct.tasks(folder)
     tasks = [(image, entries) for image, entries in images if image.kind == "task"]
     shared = [(image, entries) for image, entries in images if image.kind != "task"]
@@ -116,7 +149,7 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
                     if runs is None:
                         runs = [(entry, False) for entry in entries]
                     number = next(numbers)
-                    fd = pages_file(folder, number)
+                    fd = _pages_file(folder, number)
                     (stack if image.kind == "task" else portion).callback(os.close, fd)
                     kept, offset = [], 0
                     parts = cut(
@@ -141,12 +174,12 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
 def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
     """Write, for a lazy restore, only what cannot wait; return where the rest is, by address."""
     images: dict[int, LazyImage] = {}
-    for number, (image, entries) in enumerate(page_maps(manifest, reader), start=1):
+    for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
         lazy = image.kind == "task"
         if lazy:
             _keep_small(entries)
         write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
-        fd = pages_file(folder, number)
+        fd = _pages_file(folder, number)
         try:
             if lazy:
                 images[image.id] = LazyImage(entries, StoredPages(reader, image.data))
@@ -177,7 +210,7 @@ def lazy_images(
     already.
     """
     tasks = (
-        (image, entries) for image, entries in page_maps(manifest, reader) if image.kind == "task"
+        (image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task"
     )
     return {
         image.id: LazyImage(entries, StoredPages(reader, image.data, gathered))

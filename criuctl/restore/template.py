@@ -25,34 +25,12 @@ from ..checkpoint.reader import CheckpointReader
 from ..config import Config
 from ..criu import lazy_socket
 from ..criu.images import read
-from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, write_pagemap
 from ..errors import RestoreFailed
 from ..host.templates import KeeperGone, KeeperLine
-from ..proc.missing_pages import Span
 from ..proc.syscalls import has_userfaultfd
 from ..proc.tree import ProcessIdentity
 from . import materialise, template_keeper
-
-_AT_ONCE = 1 << 30  # bytes that sendfile is asked to copy
-
-
-class TemplateImage(Struct, frozen=True):
-    """One page map of the checkpoint, and where its pages are in the memory file."""
-
-    key: ImageKey
-    entries: list[PagemapEntry]
-    offset: int  # of its first page
-
-    def runs(self) -> Iterator[tuple[PagemapEntry, int]]:
-        """Yield each run of pages with its offset in the file."""
-        offset = self.offset
-        for entry in self.entries:
-            yield entry, offset
-            offset += entry.pages * PAGE
-
-    def follows(self, entry: PagemapEntry) -> bool:
-        """Return whether these pages are left to the keeper."""
-        return self.key.kind == "task" and bool(entry.flags & PE_LAZY)
+from .template_images import TemplateImage
 
 
 class Template(Struct, frozen=True):
@@ -65,16 +43,7 @@ class Template(Struct, frozen=True):
 
     def write_images(self, folder: int) -> None:
         """Write CRIU's page maps, and the pages that cannot follow."""
-        for number, image in enumerate(self.images, start=1):
-            lazy = image.key.kind == "task"
-            write_pagemap(folder, image.key, number, image.entries, lazy=lazy)
-            pages = materialise.pages_file(folder, number)
-            try:
-                for entry, offset in image.runs():
-                    if not image.follows(entry):
-                        _copy(self.memory, offset, entry.pages * PAGE, pages)
-            finally:
-                os.close(pages)
+        materialise.write_template(self.images, self.memory, folder)
 
     def pages(self, folder: int) -> KeptPages:
         """Return the pages that follow, for one restore from the images in `folder`."""
@@ -151,35 +120,13 @@ def made(config: Config, manifest: Manifest, reader: CheckpointReader) -> Iterat
     """
     memory = os.memfd_create("template", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        images: list[TemplateImage] = []
-        placements, size = [], 0
-        for image, entries in materialise.page_maps(manifest, reader):
-            images.append(TemplateImage(ImageKey(image.kind, image.id), entries, size))
-            placements.append((image.data, memory, size))
-            size += image.data.size
-        os.ftruncate(memory, size)
-        reader.write_to(placements)
+        images = materialise.read_template(manifest, reader, memory)
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
-        spans = {image.key.id: _spans(image) for image in images if image.key.kind == "task"}
-        keeper = template_keeper.start(config, memory, size, spans)
+        spans = {image.key.id: image.spans() for image in images if image.key.kind == "task"}
+        keeper = template_keeper.start(config, memory, spans)
         with closing(KeeperLine(keeper)) as owner:
             owner.ask({"owner": True})
             yield Template(manifest.id, memory, images, keeper)
     finally:
         os.close(memory)
-
-
-def _spans(image: TemplateImage) -> list[Span]:
-    """Return the pages of a task that follow."""
-    return [
-        Span(entry.vaddr, entry.vaddr + entry.pages * PAGE, offset)
-        for entry, offset in image.runs()
-        if image.follows(entry)
-    ]
-
-
-def _copy(source: int, offset: int, size: int, target: int) -> None:
-    while size:
-        count = os.sendfile(target, source, offset, min(size, _AT_ONCE))
-        offset, size = offset + count, size - count

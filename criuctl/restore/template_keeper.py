@@ -36,10 +36,9 @@ from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..host.journal import events
 from ..host.registry import Registry
 from ..host.templates import MESSAGE, folder
-from ..proc import deathwatch
 from ..proc.folders import make_private
-from ..proc.guardian import Guardian
-from ..proc.missing_pages import MissingPages, Source, Span
+from ..proc.guardian import Guardian, end_tree
+from ..proc.served_pages import ServedPages, Source, Span
 from ..proc.tree import ProcessIdentity, read_tree
 from ..session.names import socket_address
 
@@ -53,8 +52,8 @@ _NICE = -15  # processes of the copies wait for their pages
 Spans = Mapping[int, Sequence[Span]]
 
 
-def start(config: Config, memory: int, size: int, spans: Spans) -> Path:
-    """Start a keeper for the memory file, of `size` bytes; return its socket.
+def start(config: Config, memory: int, spans: Spans) -> Path:
+    """Start a keeper for the memory file; return its socket.
 
     `spans`: for each task of the images, the pages that it serves.
     """
@@ -72,13 +71,13 @@ def start(config: Config, memory: int, size: int, spans: Spans) -> Path:
             path.unlink()
             raise
         if child == 0:
-            _become_keeper(config, listening, path, memory, size, spans)
+            _become_keeper(config, listening, path, memory, spans)
         os.waitpid(child, 0)
     return path
 
 
 def _become_keeper(
-    config: Config, listening: socket.socket, path: Path, memory: int, size: int, spans: Spans
+    config: Config, listening: socket.socket, path: Path, memory: int, spans: Spans
 ) -> NoReturn:
     """Leave the caller's session, terminal, unit and descriptors behind, and serve."""
     code = 1
@@ -108,7 +107,7 @@ def _become_keeper(
         with suppress(OSError, ValueError):
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        mapped = mmap.mmap(memory, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        mapped = mmap.mmap(memory, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         os.close(memory)
         _Keeper(config, listening, path, Source(memoryview(mapped)), spans).run()
         code = 0
@@ -126,7 +125,7 @@ class _Copy:
         self.root: ProcessIdentity | None = None
         self.runs = False
         self.received: Received | None = None
-        self.spaces: list[MissingPages] = []
+        self.spaces: list[ServedPages] = []
         self.asked_to_fill: list[socket.socket] = []
         self.pidfd = -1  # of its root
         self.ends_until = 0.0  # monotonic: until then its processes are about to end
@@ -263,7 +262,7 @@ class _Keeper:
         assert copy.received is not None
         try:
             for pid, fd in copy.received.tasks():
-                self._add(copy, MissingPages(fd, self._spans.get(pid, ()), self._source))
+                self._add(copy, ServedPages(fd, self._spans.get(pid, ()), self._source))
             over = copy.received.over()
         except RestoreFailed:  # the restore itself reports it
             over = True
@@ -295,11 +294,11 @@ class _Keeper:
 
     # -- pages ------------------------------------------------------------------------------------
 
-    def _add(self, copy: _Copy, space: MissingPages) -> None:
+    def _add(self, copy: _Copy, space: ServedPages) -> None:
         copy.spaces.append(space)
         self._watch(space.fd, lambda: self._serve(copy, space))
 
-    def _serve(self, copy: _Copy, space: MissingPages) -> None:
+    def _serve(self, copy: _Copy, space: ServedPages) -> None:
         try:
             for child in space.serve():
                 self._add(copy, child)
@@ -345,7 +344,7 @@ class _Keeper:
             os.close(copy.pidfd)
         if copy.root is not None:
             if end:
-                deathwatch.end_tree(copy.root.pid, copy.root.start_time)
+                end_tree(copy.root)
             self._guardian.remove(copy.root)
         for space in copy.spaces:
             self._forget(space.fd)

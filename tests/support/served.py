@@ -1,6 +1,6 @@
 """A program whose memory is missing at first, and which uses it in every way at random.
 
-``python missing.py SOCKET SEED STEPS``: it maps memory, registers it for missing pages, sends the
+``python served.py SOCKET SEED STEPS``: it maps memory, registers it for missing pages, sends the
 userfaultfd, waits, and then compares each page that it touches with what it must be, by a model of
 its own.  It ends with 0 if all was right.
 """

@@ -12,10 +12,10 @@ import sys
 import time
 
 import pytest
-from support import missing
-from support.missing import PAGE, PAGES, content
+from support import served as program
+from support.served import PAGE, PAGES, content
 
-from criuctl.proc.missing_pages import MissingPages, Source, Span
+from criuctl.proc.served_pages import ServedPages, Source, Span
 from criuctl.proc.syscalls import has_userfaultfd
 
 pytestmark = pytest.mark.skipif(not has_userfaultfd(), reason="the kernel allows no userfaultfd")
@@ -52,12 +52,12 @@ class _Served:
     def __init__(self, source: Source, seed: int, steps: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = ours
-        argv = [sys.executable, "-I", missing.__file__, str(theirs.fileno()), str(seed), str(steps)]
+        argv = [sys.executable, "-I", program.__file__, str(theirs.fileno()), str(seed), str(steps)]
         with theirs:
             self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
         data, fds, _, _ = socket.recv_fds(ours, 8, 1)
         (self.start,) = struct.unpack("<Q", data)
-        self.first = MissingPages(fds[0], _spans(self.start), source)
+        self.first = ServedPages(fds[0], _spans(self.start), source)
         self.spaces = [self.first]
 
     def go_on(self) -> None:
