@@ -141,6 +141,38 @@ class AsyncSession(AsyncTerminal):
         )
         return cls(made)
 
+    @classmethod
+    async def fork_from(
+        cls,
+        ref: str | Checkpoint,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+        kind: Kind = "agent",
+        operator: str = "",
+        role: Role = "admin",
+        store: str | None = None,
+        config: Config | None = None,
+    ) -> Sequence[Self]:
+        """Make copies of a stored checkpoint; see `Session.fork_from`."""
+        made = await in_thread(
+            lambda: Session.fork_from(
+                ref,
+                count,
+                prefix=prefix,
+                fork_workspace=fork_workspace,
+                ttl=ttl,
+                kind=kind,
+                operator=operator,
+                role=role,
+                store=store,
+                config=config,
+            )
+        )
+        return [cls(one) for one in made]
+
     @staticmethod
     async def list(*, config: Config | None = None) -> Sequence[SessionInfo]:
         """Return the sessions that this host knows; see `Session.list`."""

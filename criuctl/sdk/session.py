@@ -292,18 +292,46 @@ class Session(Terminal):
         operator = self._operator
         operator.need_admin("copies of the session")
         operator.check_same()
-        request = {
-            "count": count,
-            "prefix": prefix,
-            "ttl": ttl,
-            "workspace": fork_workspace,
-            "whole": True,
-        }
-        body = worker.perform("fork", operator.config, ref=self.name, request=request)
+        how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        return self._forked(operator, self.name, count, how)
+
+    @classmethod
+    def fork_from(
+        cls,
+        ref: str | Checkpoint,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+        kind: Kind = "agent",
+        operator: str = "",
+        role: Role = "admin",
+        store: str | None = None,
+        config: Config | None = None,
+    ) -> Sequence[Self]:
+        """Make `count` copies of a stored checkpoint, as `fork` does of a live session.
+
+        `ref` as for `restore`.
+        """
+        if isinstance(ref, Checkpoint):
+            store = store or ref.store
+            ref = ref.id
+        caller = Operator(_settings(config, store), "", kind, operator, role)
+        how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        return cls._forked(caller, ref, count, how)
+
+    @classmethod
+    def _forked(
+        cls, caller: Operator, ref: str, count: int, how: Mapping[str, Any]
+    ) -> Sequence[Self]:
+        request = {"count": count, "whole": True, **how}
+        body = worker.perform("fork", caller.config, ref=ref, request=request)
         made: list[Self] = []
         for one in body["forks"]:
-            own = Operator(operator.config, one["session"], operator.kind, operator.name, "admin")
-            copy = type(self)(own)
+            copy = cls(
+                Operator(caller.config, one["session"], caller.kind, caller.name, caller.role)
+            )
             copy.restored = one["restored"]
             made.append(copy._begin())
         return made
