@@ -27,7 +27,12 @@ from ..proc import command, terminalkeeper
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.client.session import Session
-from ..session.launch.daemon import HolderSpec, helper_environment, start_holder
+from ..session.launch.daemon import (
+    HolderSpec,
+    WarmHolders,
+    helper_environment,
+    start_holder,
+)
 from ..session.launch.spawn import Inside
 from ..session.protocol import RESTORES
 from . import key, step_travel
@@ -54,14 +59,15 @@ class RestoredHolder:
         supervised: bool = False,
         copy: bool = False,
         ends: float | None = None,
+        warm: WarmHolders | None = None,
     ) -> None:
         """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
         steps wait for the store. `copy`: the session is another one than the checkpoint's. `ends`:
-        when the holder ends it, in Unix seconds.
+        when the holder ends it, in Unix seconds. `warm` starts it.
         """
         self._config, self._manifest, self._record = config, manifest, session
         self._stored_steps, self._supervised = stored_steps, supervised
-        self._copy, self._ends = copy, ends
+        self._copy, self._ends, self._warm = copy, ends, warm
         self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
@@ -165,7 +171,7 @@ class RestoredHolder:
                 audit=held.audit,
                 checkpoint=m.id,
             )
-            start_holder(self._config, spec)
+            start_holder(self._config, spec, warm=self._warm)
         finally:
             os.close(memory)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -35,6 +35,7 @@ from ..restore.outcome import RestoreResult
 from ..restore.relocation import Relocation
 from ..restore.request import RestoreRequest
 from ..restore.story import restore
+from ..session.launch.daemon import WarmHolders
 from ..session.names import valid_name
 from ..store import open_store
 from . import fork_workspaces, inspect, kill, sessions
@@ -122,6 +123,7 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
     _check_names(request)
     lives = _lives(config, ref)
     with ExitStack() as stack:
+        warm = stack.enter_context(closing(WarmHolders())) if request.count > 1 else None
         checkpoint, frozen_ms = ref, None
         if lives:
             stored = dump(
@@ -145,7 +147,7 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
         if template.possible(manifest):
             reader = repository.reader(reporter)
             kept = stack.enter_context(template.made(config, manifest, reader))
-        forks = _restored(config, manifest, asked, kept, reporter, whole=request.whole)
+        forks = _restored(config, manifest, asked, kept, warm, reporter, whole=request.whole)
     return ForkResult(
         ref,
         manifest.id,
@@ -252,15 +254,14 @@ def _restored(
     manifest: Manifest,
     asked: Sequence[RestoreRequest],
     kept: template.Template | None,
+    warm: WarmHolders | None,
     reporter: Reporter,
     *,
     whole: bool,
 ) -> list[Fork]:
     """Restore the copies; return them in the order of `asked`, or raise and leave none."""
     names = [str(one.new_name) for one in asked]
-    work = [
-        (name, _copy(config, manifest, one, kept)) for name, one in zip(names, asked, strict=True)
-    ]
+    work = [(str(one.new_name), _copy(config, manifest, one, kept, warm)) for one in asked]
     jobs = max(2, len(os.sched_getaffinity(0)) * _AT_ONCE_PER_CPU)
     done: dict[str, Fork] = {}
     try:
@@ -285,12 +286,18 @@ def _restored(
 
 
 def _copy(
-    config: Config, manifest: Manifest, asked: RestoreRequest, kept: template.Template | None
+    config: Config,
+    manifest: Manifest,
+    asked: RestoreRequest,
+    kept: template.Template | None,
+    warm: WarmHolders | None,
 ) -> Callable[[Reporter], dict[str, Any]]:
     """Return the work for one copy."""
 
     def work(reporter: Reporter) -> dict[str, Any]:
-        result = restore(config, manifest.id, request=asked, reporter=reporter, template=kept)
+        result = restore(
+            config, manifest.id, request=asked, reporter=reporter, template=kept, warm=warm
+        )
         assert isinstance(result, RestoreResult)
         # A port that is taken is not another one: the copy has a network of its own then.
         ports = {c.local: c.local for c in manifest.connections if c.waits and endpoint(c.local)[1]}

@@ -41,6 +41,7 @@ from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
 from ..report import RECORDED, Reporter, summarised
+from ..session.launch.daemon import WarmHolders
 from ..terminals.restored import RestoredTerminals
 from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
@@ -122,6 +123,7 @@ def restore(
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
     template: Template | None = None,
+    warm: WarmHolders | None = None,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
     would be done.
@@ -129,7 +131,7 @@ def restore(
     The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
     the outcomes of the connections, when everything is in place and nothing has run: when it
     returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
-    it, or the `template` of this checkpoint has it.
+    it, or the `template` of this checkpoint has it.  `warm` starts the holder.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -186,7 +188,7 @@ def restore(
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, decided.unpacked, registry, session, claim)
         work = _work(
-            home, request, found, decided, brought, hooks, reporter, held, feeder, template
+            home, request, found, decided, brought, hooks, reporter, held, feeder, template, warm
         )
         criu_part = Restoring.of(work)
         with ExitStack() as running:
@@ -247,6 +249,7 @@ def _work(
     held: Callable[[list[dict[str, Any]]], None] | None,
     feeder: Feeder | None,
     template: Template | None,
+    warm: WarmHolders | None,
 ) -> RestoreWork:
     """Return what CRIU's part of the restore has to know."""
     unpacked = decided.unpacked
@@ -267,6 +270,7 @@ def _work(
             supervised=bool(request.ttl),
             copy=request.copy,
             ends=request.ends,
+            warm=warm,
         ),
         hooks=hooks,
         home=home,
