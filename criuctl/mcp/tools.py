@@ -286,7 +286,7 @@ async def fork(
 ) -> Answer:
     """Make copies of a live session, or of a checkpoint (name is then a REF as for restore), as
     other sessions: to try several things out at once.
-    The original runs on. Files on disk are not copied.
+    The original runs on. Files on disk are not copied. With several, some may fail: see state.
     """
     service = service_of(asked)
     await known(service.off(asked, service.access.need, name.partition("@")[0], "write"))
