@@ -100,8 +100,8 @@ def ui(
     the user that runs the server; ssh must log in without asking. A host that cannot be reached is
     shown with the reason. Everything else about such a session is done by ssh HOST criuctl.
 
-    Actions of the page (run, pause, resume, snapshot, fork, dump, kill, forget, restore) are run by a
-    separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
+    Actions of the page (run, pause, resume, snapshot, fork, dump, kill, forget, restore) are run by
+    a separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
     first. ^C ends the server, with 0.
     """
     need("ui", "aiohttp")
