@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from criuctl.session.holder import time_to_live
 from criuctl.session.holder.time_to_live import TimeToLive
 
 
@@ -46,7 +46,7 @@ class Site:
 
 def _site(monkeypatch: pytest.MonkeyPatch, ends: object) -> Site:
     site = Site(ends)
-    monkeypatch.setattr(time_to_live.time, "time", lambda: site.now)
+    monkeypatch.setattr(time, "time", lambda: site.now)
     site.limit.begin()
     return site
 
