@@ -68,6 +68,7 @@ class Fork(Struct, frozen=True):
     workspace: str | None = None
     warnings: list[str] = field(default_factory=list)
     restored: dict[str, Any] = field(default_factory=dict)  # the JSON of its restore
+    degraded: bool = False  # it runs, but something optional failed
     error: CriuctlError | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,8 +96,8 @@ class ForkResult(Struct, frozen=True):
 
     @property
     def degraded(self) -> bool:
-        """Whether only some of the copies run."""
-        return any(fork.state == "failed" for fork in self.forks)
+        """Whether only some of the copies run, or something optional failed."""
+        return any(fork.state == "failed" or fork.degraded for fork in self.forks)
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -323,6 +324,7 @@ def _outcome(outcome: batch.Outcome) -> Fork:
         workspace=outcome.answer["workspace"],
         warnings=restored["warnings"],
         restored=restored,
+        degraded=restored["degraded"],
     )
 
 

@@ -27,6 +27,7 @@ from ..criu import lazy_socket
 from ..criu.images import read
 from ..errors import RestoreFailed
 from ..host.templates import KeeperGone, KeeperLine
+from ..proc.procfs import available_memory
 from ..proc.syscalls import has_userfaultfd
 from ..proc.tree import ProcessIdentity
 from . import materialise, template_keeper
@@ -118,6 +119,7 @@ def made(config: Config, manifest: Manifest, reader: CheckpointReader) -> Iterat
 
     Raises what reading a checkpoint raises. To be called where no other thread runs.
     """
+    _check_room(sum(image.data.size for image in manifest.memory))
     memory = os.memfd_create("template", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         images = materialise.read_template(manifest, reader, memory)
@@ -130,3 +132,12 @@ def made(config: Config, manifest: Manifest, reader: CheckpointReader) -> Iterat
             yield Template(manifest.id, memory, images, keeper)
     finally:
         os.close(memory)
+
+
+def _check_room(size: int) -> None:
+    """Raise `RestoreFailed` if the host has no room for the template."""
+    if (free := available_memory()) < size:
+        raise RestoreFailed(
+            f"the memory of the copies takes {size >> 20} MiB once, and {free >> 20} MiB are free",
+            hint="End what needs memory, or fork on another host.",
+        )

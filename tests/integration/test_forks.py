@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from support import oracle
-from support.command import Home
+from support.api import program
+from support.command import PROJECT, Home
 from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
 
@@ -311,6 +312,17 @@ def test_the_time_to_live_ends_a_copy(asked: Asked) -> None:
     asked("wait", "work-1", "--exit", "--timeout", TIMEOUT, check=False)
     assert asked.names() == {"work"}
     assert "time-to-live" in str(asked("log", "work-1"))
+
+
+def test_the_example_keeps_the_best_branch(asked: Asked) -> None:
+    example = PROJECT / "hooks" / "examples" / "forks" / "tree_search.py"
+    searched = program(asked, f"import sys; sys.argv[1:] = ['3']\n{example.read_text()}")
+    assert searched.process.wait(TIMEOUT * 4) == 0, searched.output()
+    said = re.match(r"(\S+) is kept, with (\d+) of \[(.*)\]", searched.out.read_text())
+    assert said is not None
+    scores = said[3].split(", ")
+    assert len(scores) == 3 and said[2] == scores[-1]
+    assert asked.names() == {said[1]}
 
 
 def test_what_it_refuses(asked: Asked) -> None:
