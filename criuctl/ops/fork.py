@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, Literal
 
@@ -263,6 +263,8 @@ def _restored(
     """Restore the copies; return them in the order of `asked`, or raise and leave none."""
     names = [str(one.new_name) for one in asked]
     work = [(str(one.new_name), _copy(config, manifest, one, kept, warm)) for one in asked]
+    # Names of which nothing was known: nothing is to be known of a copy that does not run.
+    new = set(names) - {str(body["session"]) for body in sessions.sessions(config)}
     jobs = max(2, len(os.sched_getaffinity(0)) * _AT_ONCE_PER_CPU)
     done: dict[str, Fork] = {}
     try:
@@ -272,14 +274,14 @@ def _restored(
                 raise made.error
     except BaseException as error:
         _end(config, names, manifest.id, error)
+        _forget(config, new)
         raise
     forks = [done[name] for name in names]
     for one in asked:
         if one.relocation is not None and done[str(one.new_name)].error is not None:
             with suppress(OSError):
                 fork_workspaces.remove(one.relocation.new)
-    with suppress(CriuctlError):
-        forget(config, [one.session for one in forks if one.error is not None])
+    _forget(config, new & {one.session for one in forks if one.error is not None})
     failed = [one.error for one in forks if one.error is not None]
     if len(failed) == len(forks):
         raise failed[0]
@@ -337,9 +339,15 @@ def _end(config: Config, names: Sequence[str], checkpoint: str, error: BaseExcep
             continue
         try:
             kill.kill(config, name, 0)
-            forget(config, [name])
         except CriuctlError as left:
             error.add_note(f"copy {name!r} could not be ended: {left}")
+
+
+def _forget(config: Config, names: Iterable[str]) -> None:
+    """Remove what these copies, which do not run, have left of themselves on this host."""
+    with suppress(CriuctlError):
+        if chosen := sorted(names):
+            forget(config, chosen)
 
 
 def forks_of(config: Config, name: str) -> list[str]:

@@ -30,6 +30,7 @@ from ..criu.pages import (
 )
 from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
+from . import template_images
 from .direct_memory import Filling
 from .lazy_memory import StoredPages
 from .template_images import TemplateImage
@@ -89,7 +90,13 @@ def _pages_file(folder: int, number: int) -> int:
 def read_template(manifest: Manifest, reader: CheckpointReader, memory: int) -> list[TemplateImage]:
     """Read the pages of all images into the empty file `memory`; return where they are."""
     images, placements, size = [], [], 0
+    kept = template_images.kept(manifest, reader.read(manifest.image_data, MAX_IMAGES))
     for image, entries in _page_maps(manifest, reader):
+        if image.kind == "task" and image.id in kept:
+            start, end = kept[image.id]
+            for entry in entries:
+                if entry.vaddr < end and entry.vaddr + entry.pages * PAGE > start:
+                    entry.flags &= ~PE_LAZY
         images.append(TemplateImage(ImageKey(image.kind, image.id), entries, size))
         placements.append((image.data, memory, size))
         size += image.data.size

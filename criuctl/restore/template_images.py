@@ -1,4 +1,4 @@
-"""Where the pages of each image are in a template's memory file."""
+"""Where each image's pages are in a template's memory file, and which of them cannot follow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from ..checkpoint.manifest import Manifest
+from ..criu.images import parse
 from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry
 from ..proc.served_pages import Span
 
@@ -35,3 +37,25 @@ class TemplateImage(Struct, frozen=True):
             for entry, offset in self.runs()
             if self.follows(entry)
         ]
+
+
+def kept(manifest: Manifest, data: bytes) -> dict[int, tuple[int, int]]:
+    """Return, for each task of the images in `data`, the mapping with its arguments and
+    environment: its stack.
+
+    They are read from outside (``/proc/PID/environ``), and the kernel reports a page that is
+    missing then as an error.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    position = 0
+    for image in manifest.images:
+        content = data[position : position + image.size]
+        position += image.size
+        if not image.name.startswith("mm-"):
+            continue
+        for memory in parse(content, image.name, "MM"):
+            for area in memory.vmas:
+                if area.start < memory.mm_env_end <= area.end:
+                    pid = int(image.name.removeprefix("mm-").removesuffix(".img"))
+                    found[pid] = (area.start, area.end)
+    return found
