@@ -263,7 +263,7 @@ def _restored(
     """Restore the copies; return them in the order of `asked`, or raise and leave none."""
     names = [str(one.new_name) for one in asked]
     work = [(str(one.new_name), _copy(config, manifest, one, kept, warm)) for one in asked]
-    # Names of which nothing was known: nothing is to be known of a copy that does not run.
+    # A copy that does not run leaves nothing of a name that was not known before.
     new = set(names) - {str(body["session"]) for body in sessions.sessions(config)}
     jobs = max(2, len(os.sched_getaffinity(0)) * _AT_ONCE_PER_CPU)
     done: dict[str, Fork] = {}
