@@ -111,6 +111,7 @@ COMMANDS: dict[str, Entry] = {
         f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"
     ),
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
+    "fork": Entry(f"{_HERE}.fork:fork", "Make running copies of a session.", "Checkpoints"),
     "snapshot": Entry(
         f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"
     ),

@@ -31,7 +31,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
 from ..hooks import Hooks
-from ..host import hook_facts
+from ..host import hook_facts, templates
 from ..host.failures.command_failures import fate_added, reraised_as
 from ..host.group_member import DumpedMember
 from ..host.journal import events
@@ -117,6 +117,9 @@ def dump(
         required = []
         if delivery is None:
             required = predicates.wanted(config, dumped.session.name, request.require)
+
+        # A fork's pages may still be in its template alone: CRIU would not know of them.
+        templates.complete(config, dumped.root.pid)
 
         # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is
         # allowed to go on.

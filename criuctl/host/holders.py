@@ -32,6 +32,7 @@ from .registry import SessionRecord
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
+    from ..session.launch.daemon import WarmHolders
     from ..session.terminal import Pty
 
 _GONE = 10.0  # seconds for a holder that was asked to end
@@ -51,13 +52,16 @@ class RestoredHolder:
         *,
         supervised: bool = False,
         copy: bool = False,
+        ends: float | None = None,
+        warm: WarmHolders | None = None,
     ) -> None:
         """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
-        steps wait for the store. `copy`: the session is another one than the checkpoint's.
+        steps wait for the store. `copy`: the session is another one than the checkpoint's. `ends`:
+        when the holder ends it, in Unix seconds. `warm` starts it.
         """
         self._config, self._manifest, self._record = config, manifest, session
         self._stored_steps, self._supervised = stored_steps, supervised
-        self._copy = copy
+        self._copy, self._ends, self._warm = copy, ends, warm
         self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
@@ -153,7 +157,7 @@ class RestoredHolder:
                 rows=main.rows if main is not None else held.rows,
                 cols=main.columns if main is not None else held.columns,
                 labels=held.labels,
-                facts={"workspace": held.workspace} if held.workspace else {},
+                facts=self._facts(held),
                 spawner="",
                 log_fd=memory,
                 base=held.base,
@@ -165,9 +169,13 @@ class RestoredHolder:
                 audit=held.audit,
                 checkpoint=m.id,
             )
-            start_holder(self._config, spec)
+            start_holder(self._config, spec, warm=self._warm)
         finally:
             os.close(memory)
+
+    def _facts(self, held: HolderRecord) -> dict[str, Any]:
+        facts: dict[str, Any] = {"workspace": held.workspace} if held.workspace else {}
+        return facts | ({"ends": self._ends} if self._ends is not None else {})
 
     def _inside(self, private: bool) -> tuple[str, str] | None:
         """Write the folder that the session reads; return what its namespaces must show where."""

@@ -79,6 +79,7 @@ class SessionRecord(Struct, frozen=True):
     # claims of this life: see `fencing`
     leases: dict[str, dict[str, Any]] = field(default_factory=dict)
     reason: str = ""  # why it is lost, or about to be
+    forked_from: str = ""  # the session that it is a copy of, made by `fork`
     updated: float = 0.0  # unix seconds
     # its processes cannot be seen from inside a session; never written
     hidden: bool = False

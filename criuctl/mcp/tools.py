@@ -278,25 +278,29 @@ async def restore(
 async def fork(
     asked: Asked,
     name: Ref,
-    new_name: NewName,
+    new_name: Annotated[
+        NewName | None,
+        Field(description="The copy's name; of several its begin: -1, -2 follow"),
+    ] = None,
+    count: Annotated[int, Field(ge=1, le=100, description="So many copies")] = 1,
 ) -> Answer:
-    """Make a copy of a live session, or of a checkpoint (name is then a REF as for restore), as
-    another session: to try something out.
-    The original runs on. Files on disk are not copied.
+    """Make copies of a live session, or of a checkpoint (name is then a REF as for restore), as
+    other sessions: to try several things out at once.
+    The original runs on. Files on disk are not copied. With several, some may fail: see state.
     """
     service = service_of(asked)
     await known(service.off(asked, service.access.need, name.partition("@")[0], "write"))
-    lives = await known(service.off(asked, service.access.lives, name))
+    await known(service.off(asked, service.access.lives, name))
+    options = ["-n", str(count)]
+    if new_name is not None:
+        options += ["--as" if count == 1 else "--prefix", new_name]
 
     async def work() -> Answer:
-        command = service.operations.command
-        ref, frozen = name, None
-        if lives:
-            stored = await command("dump", "--leave-running", "--", name)
-            ref, frozen = stored["checkpoint"], stored["frozen_ms"]
-        made = _restored(await command("restore", "--as", new_name, "--", ref))
-        copy = {"session": made["session"], "pid": made["pid"], "state": "running"}
-        return {"from": name, "checkpoint": ref, "frozen_ms": frozen, "forks": [copy]}
+        body = await service.operations.command("fork", *options, "--", name)
+        keys = ("session", "pid", "state")
+        copies = [{key: one[key] for key in keys} for one in body["forks"]]
+        facts = {key: body[key] for key in ("from", "checkpoint", "frozen_ms", "elapsed_ms")}
+        return facts | {"forks": copies, DATA: _warnings(body)}
 
     return await known(service.operations.start(work, ANSWER))
 

@@ -112,7 +112,8 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         with connect(config, name, role="observe") as session:
             status = session.hello["status"]
             others = [o for o in status["operators"] if o["operator"] != session.operator]
-            return shown({**status, "operators": others})
+            origin = _forked_from(Registry(config).get(name), status["id"])
+            return shown({**status, "operators": others, "forked_from": origin})
     except SessionGone:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
@@ -225,6 +226,7 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "holder": False,
         }
     body["operators"] = []
+    body["forked_from"] = _forked_from(record, body["id"])
     moved_to = (
         (state or {}).get("moved_to") or (record.moved_to if record is not None else "")
     ) or None
@@ -233,6 +235,11 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
         body["home"] = (state or {}).get("home") or known or _host_of(moved_to)
     body["moved_to"] = moved_to if body["state"] == "checkpointed" else None
     return body
+
+
+def _forked_from(record: SessionRecord | None, id: str) -> str | None:
+    """Return the session that the session with this id is a fork of."""
+    return record.forked_from or None if record is not None and record.id == id else None
 
 
 def _began(record: SessionRecord) -> float:

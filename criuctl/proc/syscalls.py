@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import signal
 import socket
 import struct
 import sys
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 
 _SYS_PIDFD_GETFD = 438  # the same on every architecture, as for all new system calls
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
@@ -38,6 +40,7 @@ _KCMP_FILE, _KCMP_EPOLL_TFD = 0, 7
 
 CLONE_NEWTIME = 0x00000080
 CLONE_FS = 0x00000200
+_CLONE_FILES = 0x00000400
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -113,6 +116,20 @@ def has_userfaultfd() -> bool:
     except OSError:
         return False
     return True
+
+
+def fork_sharing_descriptors() -> int:
+    """Fork; both processes use one table of descriptors.  Return the child's PID, 0 in the child.
+
+    What either opens or closes is open or closed in the other one, and what is open stays so until
+    both have ended.  To be called in a process of one thread.
+    """
+    # With the interpreter's lock held: the child has it then, and no other thread to wait for.
+    call = ctypes.PyDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    flags = ctypes.c_long(_CLONE_FILES | signal.SIGCHLD)
+    nothing = ctypes.c_long(0)
+    return _checked(call(ctypes.c_long(_known(_SYS_CLONE)), flags, *[nothing] * 4))
 
 
 def shares(one: int, other: int, what: int, *, unknown: bool = True) -> bool:

@@ -7,7 +7,7 @@ streams hold, so CRIU never sees an image that was not written by a dump of criu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
 
@@ -29,8 +29,10 @@ from ..criu.pages import (
 )
 from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
+from . import template_images
 from .direct_memory import Filling
 from .lazy_memory import StoredMemory
+from .template_images import TemplateImage
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
 # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
@@ -82,6 +84,45 @@ def _pages_file(folder: int, number: int) -> int:
         0o600,
         dir_fd=folder,
     )
+
+
+def read_template(manifest: Manifest, reader: CheckpointReader, memory: int) -> list[TemplateImage]:
+    """Read the pages of all images into the empty file `memory`; return where they are."""
+    images, placements, size = [], [], 0
+    kept = template_images.kept(manifest, reader.read(manifest.image_data, MAX_IMAGES))
+    for image, entries in _page_maps(manifest, reader):
+        if image.kind == "task" and image.id in kept:
+            start, end = kept[image.id]
+            for entry in entries:
+                if entry.vaddr < end and entry.vaddr + entry.pages * PAGE > start:
+                    entry.flags &= ~PE_LAZY
+        images.append(TemplateImage(ImageKey(image.kind, image.id), entries, size))
+        placements.append((image.data, memory, size))
+        size += image.data.size
+    os.ftruncate(memory, size)
+    reader.write_to(placements)
+    return images
+
+
+def write_template(images: Iterable[TemplateImage], memory: int, folder: int) -> None:
+    """Write, for a restore with this template, CRIU's page maps and only what cannot wait."""
+    for number, image in enumerate(images, start=1):
+        write_pagemap(folder, image.key, number, image.entries, lazy=image.key.kind == "task")
+        pages = _pages_file(folder, number)
+        try:
+            for entry, offset in image.runs():
+                if not image.follows(entry):
+                    _copy(memory, offset, entry.pages * PAGE, pages)
+        finally:
+            os.close(pages)
+
+
+def _copy(source: int, offset: int, size: int, target: int) -> None:
+    while size:
+        count = os.sendfile(target, source, offset, size)
+        if not count:
+            raise Damaged("a template ends before its last page")
+        offset, size = offset + count, size - count
 
 
 def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:

@@ -14,6 +14,7 @@ from .lazy_memory import StoredMemory, worthwhile
 from .page_feeder import Feeder
 from .request import RestoreRequest
 from .source import Source, Unpacked
+from .template import Template
 
 
 class Memory(Struct):
@@ -28,15 +29,20 @@ def bring(
     found: Source,
     unpacked: Unpacked,
     feeder: Feeder | None,
+    template: Template | None,
     reporter: Reporter,
     stack: ExitStack,
 ) -> Memory:
     """Begin to bring the memory; `RestoreFailed` if the host has no room for the images.
 
-    `feeder` brings lazy pages from another host.  `stack` stops what was begun.
+    `feeder` brings lazy pages from another host, `template` has them already.  `stack` stops what
+    was begun.
     """
     reporter.step("pages")
     manifest, reader, folder = found.manifest, unpacked.reader, unpacked.folder
+    if template is not None:
+        template.write_images(folder)
+        return Memory()
     lazy = request.lazy
     if lazy is None:
         lazy = feeder is not None and worthwhile(manifest.memory, reader)

@@ -107,7 +107,7 @@ def observe_all(
     else:
         findings += _in_the_way(config, request, manifest, images, files, facts)
         names = socket_names.taken(images, manifest, facts.netns, copy=request.copy)
-        if request.copy:
+        if request.copy and request.relocation is None:
             findings += outcome.shared_folder(manifest)
     if devices is not None:
         findings += devices.judge()

@@ -218,7 +218,13 @@ def living(registry: Registry, manifest: Manifest) -> int | None:
 
 
 def next_incarnation(
-    registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool
+    registry: Registry,
+    repository: Repository,
+    manifest: Manifest,
+    name: str,
+    *,
+    copy: bool,
+    forked_from: str = "",
 ) -> tuple[SessionRecord, leases.Head | None]:
     """Return the session as it will be, and its present lease.
 
@@ -226,7 +232,8 @@ def next_incarnation(
     incarnations of other hosts, and those that this host has forgotten, for example after a kill.
     """
     if copy:
-        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1), None
+        own = SessionRecord(name, os.urandom(16).hex(), incarnation=1, forked_from=forked_from)
+        return own, None
     head = None
     if repository.capabilities.conditional_create:
         with suppress(DataError):  # the claim reports it
@@ -236,8 +243,10 @@ def next_incarnation(
         newest = max(newest, head.incarnation)
     known = registry.get(name)
     if known is not None and known.id == manifest.session.id:
-        newest = max(newest, known.incarnation)
-    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1), head
+        newest, forked_from = max(newest, known.incarnation), known.forked_from
+    return SessionRecord(
+        name, manifest.session.id, incarnation=newest + 1, forked_from=forked_from
+    ), head
 
 
 def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:

@@ -9,12 +9,16 @@ from msgspec import Struct, field
 from ..checkpoint import leases
 from ..criu.tenant import Tenant
 from ..files.judgement import Policy
+from .relocation import Relocation
 
 
 class RestoreRequest(Struct, frozen=True, kw_only=True):
     """The options of a restore, as its caller gives them."""
 
     new_name: str | None = None  # of a copy; None: the session itself is restored
+    forked_from: str = ""  # a copy made by `fork`: of this session
+    ends: float | None = None  # when its holder ends it, in Unix seconds
+    relocation: Relocation | None = None  # where it finds the folder that it works in
     pids: str = "auto"  # auto | same | private
     # the policy for all of them; None: the checkpoint's and the configured rules
     connections: str | None = None

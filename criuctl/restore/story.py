@@ -41,6 +41,7 @@ from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
 from ..report import RECORDED, Reporter, summarised
+from ..session.launch.daemon import WarmHolders
 from ..terminals.restored import RestoredTerminals
 from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
@@ -53,6 +54,7 @@ from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source, Unpacked
+from .template import Template
 from .work import RestoreWork
 
 if TYPE_CHECKING:
@@ -121,6 +123,8 @@ def restore(
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
     group: RestoredMember | None = None,
+    template: Template | None = None,
+    warm: WarmHolders | None = None,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
     would be done.
@@ -128,7 +132,8 @@ def restore(
     The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
     the outcomes of the connections, when everything is in place and nothing has run: when it
     returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
-    it.  As a member of a `group` it runs when all members are restored, or not at all.
+    it, or the `template` of this checkpoint has it.  As a member of a `group` it runs when all
+    members are restored, or not at all.  `warm` starts the holder.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -144,6 +149,8 @@ def restore(
         found = source.find(
             config, ref, request, reporter, registry, repository, stack, received=received
         )
+        if request.relocation is not None:
+            found = replace(found, manifest=request.relocation.manifest(found.manifest))
         manifest = found.manifest
         hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
@@ -162,7 +169,12 @@ def restore(
 
         # This host becomes the session's home; a failure from here on gives the lease back.
         session, seen = outcome.next_incarnation(
-            registry, found.repository, manifest, found.name, copy=request.copy
+            registry,
+            found.repository,
+            manifest,
+            found.name,
+            copy=request.copy,
+            forked_from=request.forked_from,
         )
         hooks.run(
             "pre-restore",
@@ -173,11 +185,24 @@ def restore(
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
         # Memory: all of it now, or what is lazy when the tree touches it.
-        brought = memory.bring(request, found, decided.unpacked, feeder, reporter, stack)
+        brought = memory.bring(request, found, decided.unpacked, feeder, template, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, decided.unpacked, registry, session, claim)
-        work = _work(home, request, found, decided, brought, hooks, reporter, held, feeder, group)
+        work = _work(
+            home,
+            request,
+            found,
+            decided,
+            brought,
+            hooks,
+            reporter,
+            held,
+            feeder,
+            group,
+            template,
+            warm,
+        )
         criu_part = Restoring.of(work)
         with ExitStack() as running:
             root = _run_criu(criu_part, criu, request, running)
@@ -217,6 +242,8 @@ def _decide(
     unpacked = source.unpack(found, reporter, stack)
     if request.tenant is not None:
         outcome.refuse_foreign(unpacked.images, request.tenant)
+    if request.relocation is not None:
+        request.relocation.images(unpacked.images)
     terminals = RestoredTerminals(found.manifest, unpacked.images)
     options = plan_options(config, request)
     devices = open_devices(found, reporter, stack)
@@ -237,6 +264,8 @@ def _work(
     held: Callable[[list[dict[str, Any]]], None] | None,
     feeder: Feeder | None,
     group: RestoredMember | None,
+    template: Template | None,
+    warm: WarmHolders | None,
 ) -> RestoreWork:
     """Return what CRIU's part of the restore has to know."""
     unpacked = decided.unpacked
@@ -256,6 +285,8 @@ def _work(
             list if request.copy else partial(_stored_steps, found.repository, home.session.id),
             supervised=bool(request.ttl),
             copy=request.copy,
+            ends=request.ends,
+            warm=warm,
         ),
         hooks=hooks,
         home=home,
@@ -266,6 +297,7 @@ def _work(
         authentic=decided.authentic,
         lazy=brought.lazy,
         feeder=feeder,
+        template=template,
         filling=brought.filling,
         devices=decided.devices,
         groups=request.groups,
@@ -357,7 +389,7 @@ def _result(
         pid=root,
         inner_pid=criu_part.inner_root,
         elapsed_ms=round((criu_part.running_at - began) * 1000, 1),
-        lazy=work.lazy is not None,
+        lazy=work.pages_follow,
         pids=work.plan.pids,
         connections=outcomes,
         files=[

@@ -40,6 +40,7 @@ from .early_tasks import EarlyTasks, needs_subreaper
 from .linked_sockets import LinkedSockets
 from .observe import taken
 from .page_feeder import FedPages
+from .template import KeptPages
 from .work import RestoreWork
 
 _CROWD = 32  # processes
@@ -70,7 +71,7 @@ class Surroundings(Struct, eq=False):
     repairs: Repairs = field(default_factory=Repairs)
     linked: LinkedSockets | None = None  # unix sockets that lead to other members of a group
     early: EarlyTasks | None = None
-    following: LazyPages | FedPages | None = None  # brings the pages of a lazy restore
+    following: LazyPages | FedPages | KeptPages | None = None  # brings the pages of a lazy restore
     # named pipes that are open here until the tree has them
     pipes: ExitStack = field(default_factory=ExitStack)
     _inherit: dict[str, int] = field(default_factory=dict)  # CRIU's key -> descriptor
@@ -99,7 +100,7 @@ class Surroundings(Struct, eq=False):
         self._open_descriptors()
         options = RestoreOptions(
             shell_job=not ttyimages.led_by_device(work.images),
-            lazy=work.lazy is not None,
+            lazy=work.pages_follow,
             groups=groups,
             inherit=self._inherit,
             root=self.mount_root,
@@ -339,9 +340,12 @@ class Surroundings(Struct, eq=False):
     def _bring_pages(self) -> None:
         """Start what brings the memory of a lazy restore."""
         work = self.work
-        if work.lazy is None:
+        if not work.pages_follow:
             return
-        if work.feeder is None:
+        if work.template is not None:
+            self.following = self.stack.enter_context(work.template.pages(work.folder))
+        elif work.feeder is None:
+            assert work.lazy is not None
             self.following = self.stack.enter_context(LazyPages(work.folder, work.lazy))
         else:
             self.following = self.stack.enter_context(work.feeder.pages())

@@ -24,6 +24,7 @@ from .home import NewHome
 from .lazy_memory import StoredMemory
 from .page_feeder import Feeder
 from .plan import RestorePlan
+from .template import Template
 
 if TYPE_CHECKING:
     from .devices import RestoredDevices
@@ -50,11 +51,17 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     lazy: StoredMemory | None = None  # pages that follow
     feeder: Feeder | None = None  # brings them from another host
+    template: Template | None = None  # has the pages that follow
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
     groups: Mapping[str, str] = field(default_factory=dict)  # see `RestoreRequest`
     streams: Mapping[str, int] = field(default_factory=dict)
     ends_with_root: bool = False  # private namespaces end with the root, also without a holder
+
+    @property
+    def pages_follow(self) -> bool:
+        """Return whether the tree runs before all of its memory is there."""
+        return self.lazy is not None or self.template is not None
 
     @property
     def at_home(self) -> bool:

@@ -145,6 +145,38 @@ class AsyncSession(AsyncTerminal):
         )
         return cls(made)
 
+    @classmethod
+    async def fork_from(
+        cls,
+        ref: str | Checkpoint,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+        kind: Kind = "agent",
+        operator: str = "",
+        role: Role = "admin",
+        store: str | None = None,
+        config: Config | None = None,
+    ) -> Sequence[Self]:
+        """Make copies of a stored checkpoint; see `Session.fork_from`."""
+        made = await in_thread(
+            lambda: Session.fork_from(
+                ref,
+                count,
+                prefix=prefix,
+                fork_workspace=fork_workspace,
+                ttl=ttl,
+                kind=kind,
+                operator=operator,
+                role=role,
+                store=store,
+                config=config,
+            )
+        )
+        return [cls(one) for one in made]
+
     @staticmethod
     async def list(*, config: Config | None = None) -> Sequence[SessionInfo]:
         """Return the sessions that this host knows; see `Session.list`."""
@@ -263,9 +295,18 @@ class AsyncSession(AsyncTerminal):
         """Return the session's checkpoints in the store; see `Session.checkpoints`."""
         return await self._apart(lambda s: s.checkpoints())
 
-    async def fork(self, count: int = 1, *, prefix: str | None = None) -> Sequence[Self]:
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+    ) -> Sequence[Self]:
         """Make copies of the session; see `Session.fork`."""
-        made = await self._apart(lambda s: s.fork(count, prefix=prefix))
+        made = await self._apart(
+            lambda s: s.fork(count, prefix=prefix, fork_workspace=fork_workspace, ttl=ttl)
+        )
         return [type(self)(one) for one in made]
 
     async def migrate(

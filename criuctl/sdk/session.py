@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from ..config import Config, load
-from ..errors import CriuctlError, NoSuchCheckpoint
+from ..errors import NoSuchCheckpoint
 from ..ops import forget, kill, pause, sessions, steps
 from ..ops.acting import acting
 from ..ops.groups import grouped
@@ -282,34 +282,67 @@ class Session(Terminal):
             warnings.warn(error.message, RuntimeWarning, stacklevel=2)
         return [Checkpoint.of_list(one.to_dict(), config.store) for one in found.checkpoints]
 
-    def fork(self, count: int = 1, *, prefix: str | None = None) -> Sequence[Self]:
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+    ) -> Sequence[Self]:
         """Make `count` copies of the session, which go on from this moment; return them.
 
-        They are named PREFIX-1, PREFIX-2 and so on; the prefix is by default NAME-fork. Each is a
-        session of its own, with its own processes; this one runs on. It is a snapshot and as many
-        restores: either all run, or none is left and the first error is raised.
+        They are named PREFIX-1, PREFIX-2 and so on, without names that are taken; the prefix is by
+        default this session's name. Each is a session of its own, with its own processes; this one
+        runs on. It is a snapshot and as many restores from one template, see ``criuctl fork``:
+        either all copies run, or none is left and the first error is raised. With `fork_workspace`
+        each works in a copy of the workspace; after `ttl` seconds each is ended.
         """
-        checkpoint = self.snapshot(labels={"fork-of": self.name})
         operator = self._operator
+        operator.need_admin("copies of the session")
+        operator.check_same()
+        how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        return self._forked(operator, self.name, count, how)
+
+    @classmethod
+    def fork_from(
+        cls,
+        ref: str | Checkpoint,
+        count: int = 1,
+        *,
+        prefix: str | None = None,
+        fork_workspace: bool = False,
+        ttl: float | None = None,
+        kind: Kind = "agent",
+        operator: str = "",
+        role: Role = "admin",
+        store: str | None = None,
+        config: Config | None = None,
+    ) -> Sequence[Self]:
+        """Make `count` copies of a stored checkpoint, as `fork` does of a live session.
+
+        `ref` as for `restore`.
+        """
+        if isinstance(ref, Checkpoint):
+            store = store or ref.store
+            ref = ref.id
+        caller = Operator(_settings(config, store), "", kind, operator, role)
+        how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        return cls._forked(caller, ref, count, how)
+
+    @classmethod
+    def _forked(
+        cls, caller: Operator, ref: str, count: int, how: Mapping[str, Any]
+    ) -> Sequence[Self]:
+        request = {"count": count, "whole": True, **how}
+        body = worker.perform("fork", caller.config, ref=ref, request=request)
         made: list[Self] = []
-        try:
-            for number in range(1, count + 1):
-                copy = self.restore(
-                    checkpoint,
-                    as_name=f"{prefix or f'{self.name}-fork'}-{number}",
-                    kind=operator.kind,
-                    operator=operator.name,
-                    config=operator.config,
-                )
-                made.append(copy)
-        except BaseException as error:
-            for copy in made:
-                try:
-                    copy.kill(0)
-                except CriuctlError as left:
-                    error.add_note(f"copy {copy.name!r} could not be ended: {left}")
-                copy.close()
-            raise
+        for one in body["forks"]:
+            copy = cls(
+                Operator(caller.config, one["session"], caller.kind, caller.name, caller.role)
+            )
+            copy.restored = one["restored"]
+            made.append(copy._begin())
         return made
 
     def migrate(

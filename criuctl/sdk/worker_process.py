@@ -33,8 +33,10 @@ from ..criu import schema
 from ..dump import story as dumping
 from ..dump.job import DumpRequest
 from ..errors import CommandFailed, NotFound, PlatformError, UsageError
+from ..ops import fork as forking
 from ..ops import group_restore, group_snapshot, new_session
 from ..ops import migrate as migrating
+from ..ops.fork import ForkRequest
 from ..ops.moving.delivery import MoveOptions
 from ..ops.scheduling import batch
 from ..proc import forked
@@ -91,6 +93,16 @@ def restore(config: Config, reporter: Reporter, ref: str, request: Any) -> dict[
     return {**result.to_dict(), "degraded": result.degraded}
 
 
+def fork(config: Config, reporter: Reporter, ref: str, request: Any) -> dict[str, Any]:
+    """Make copies of a session."""
+    asked = _request(request, ForkRequest)
+    result = forking.fork(config, ref, request=asked, reporter=reporter)
+    restored = {one.session: one.restored for one in result.forks}
+    body = result.to_dict()
+    body["forks"] = [{**one, "restored": restored[one["session"]]} for one in body["forks"]]
+    return {**body, "degraded": result.degraded}
+
+
 def migrate(
     config: Config, reporter: Reporter, target: str, host: str, options: Any
 ) -> dict[str, Any]:
@@ -116,6 +128,7 @@ _OPERATIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "run": run,
     "dump": dump,
     "restore": restore,
+    "fork": fork,
     "migrate": migrate,
     "group-dump": group_dump,
     "group-restore": restore_group,

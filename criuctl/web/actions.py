@@ -1,4 +1,4 @@
-"""The actions of the page: run, pause, resume, snapshot, dump, kill, forget, restore.
+"""The actions of the page: run, pause, resume, snapshot, fork, dump, kill, forget, restore.
 
 A separate criuctl process does whatever freezes or makes a tree, as if it was typed: it keeps its
 guarantees (no failure loses the tree) also when this server is killed. When the server ends, it
@@ -103,6 +103,7 @@ def _restore(fields: Fields) -> list[str]:
 _COMMANDS: Mapping[str, Callable[[Fields], list[str]]] = {
     "run": _run,
     "snapshot": lambda fields: ["dump", _session(fields), "--leave-running"],
+    "fork": lambda fields: ["fork", _session(fields)],
     "dump": lambda fields: ["dump", _session(fields)],
     "kill": lambda fields: ["kill", _session(fields)],
     "forget": lambda fields: ["forget", _session(fields)],

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import cases, lazy, migrations, screens, sessions, small, steps, storage, tracking
+from . import cases, forks, lazy, migrations, screens, sessions, small, steps, storage, tracking
 from .cases import GIB, MIB, Bench
 from .report import Section
 
@@ -70,6 +70,7 @@ CASES = {
         lambda bench, asked: tracking.tracked(bench, asked.sizes or [GIB]), stores=True
     ),
     "lazy": Case(lambda bench, asked: lazy.lazy(bench, _largest(asked, 4 * GIB)), stores=True),
+    "forks": Case(lambda bench, _: forks.forks(bench)),
     "fixed": Case(lambda bench, _: cases.fixed(bench), stores=True),
     "small": Case(lambda bench, asked: small.small(bench, asked.former), stores=True),
     "list": Case(lambda bench, _: cases.listing(bench), stores=True),

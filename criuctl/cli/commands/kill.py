@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...errors import UsageError
 from ...host.journal.worst_exit_code import worst
 from ...session import protocol
 from .. import complete
@@ -25,6 +26,7 @@ from ..text import plural, printable
         ("At once:", "criuctl kill build --timeout 0"),
         ("An agent and everything that it works with:", "criuctl kill --group work"),
         ("One command, and not the session:", "criuctl kill work --command c1"),
+        ("The copies that fork has made of it:", "criuctl kill --forks-of work"),
     ],
     exits=[3, 9, 10, 12],
     see_also=["signal", "halt", "forget", "ls"],
@@ -40,9 +42,19 @@ from ..text import plural, printable
     "End only the command with this id (see criuctl exec): an interrupt, then SIGKILL.  [default: "
     "the session]"
 )
+@click.option(
+    "--forks-of",
+    is_flag=True,
+    help="End the copies that `criuctl fork` has made of NAME, and not NAME.",
+)
 @pass_app
 def kill(
-    app: App, name: str | None, group: str | None, timeout: float, command_id: str | None
+    app: App,
+    name: str | None,
+    group: str | None,
+    timeout: float,
+    command_id: str | None,
+    forks_of: bool,
 ) -> int:
     """End every process of a session, daemons included: SIGTERM, for shells SIGHUP, after the
     time-out SIGKILL, until no process is left. Exit status 0 means that this was verified.
@@ -52,10 +64,14 @@ def kill(
     restore them, because the session's lease is given back. A session without a holder, such as a
     dumped PID, is forgotten: its exit code is unknown.
     """
-    only_with_group(group, name, "NAME", command=command_id)
+    only_with_group(group, name, "NAME", command=command_id, forks_of=forks_of)
     if group is not None:
         return _kill_group(app, group, timeout)
     assert name is not None
+    if forks_of and command_id is not None:
+        raise UsageError("--forks-of and --command exclude each other")
+    if forks_of:
+        return _kill_forks(app, name, timeout)
     if command_id is not None:
         return _kill_command(app, name, command_id, timeout)
     from ...ops.kill import kill as end
@@ -97,6 +113,19 @@ def _kill_group(app: App, group: str, timeout: float) -> int:
                 print_failure(one.session, one.error)
     return worst(one.error.exit_code for one in done if one.error is not None)
 
+
+def _kill_forks(app: App, name: str, timeout: float) -> int:
+    from ...ops.fork import kill_forks
+
+    bodies = kill_forks(app.config, name, timeout)
+    for body in bodies:
+        _tell_leases(body)
+    app.emit(
+        {"session": name, "forks": bodies},
+        lambda: "\n".join(map(_ended, bodies)),
+        brief=lambda: "",
+    )
+    return 0
 
 def _kill_command(app: App, name: str, command_id: str, timeout: float) -> int:
     from ...ops import commands

@@ -26,6 +26,10 @@ def _text(body: Mapping[str, Any]) -> str:
     if body["pid"]:
         rows.append(("pid", str(body["pid"])))
     rows.append(("incarnation", str(body["incarnation"])))
+    if body.get("forked_from"):
+        rows.append(("fork of", printable(body["forked_from"])))
+    if ends := (body.get("facts") or {}).get("ends"):
+        rows.append(("ends", str(utc_text(ends))))
     if body.get("command"):
         rows.append(("command", printable(shlex.join(body["command"]))))
     if body.get("labels"):

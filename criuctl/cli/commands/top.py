@@ -37,7 +37,7 @@ _COLUMNS = (
     Column("since", right=True, rank=6),
     Column("command", rank=5, prose=True),
 )
-_KEYS = "a attach  s snapshot  p pause, resume  k kill  q leave"
+_KEYS = "a attach  s snapshot  f fork  p pause, resume  k kill  q leave"
 _UP, _DOWN = (b"\x1b[A", b"\x1bOA"), (b"\x1b[B", b"\x1bOB")
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _BOLD, _CHOSEN, _PLAIN = "\x1b[1m", "\x1b[7m", "\x1b[m"
@@ -70,7 +70,7 @@ def top(app: App, all_: bool, interval: float) -> int:
     checkpoint.
 
     The arrow keys choose a session. a attaches, and the detach key comes back; s makes a snapshot;
-    p freezes it, or lets it go on; k ends it, after a question; q leaves.
+    f a running copy; p freezes it, or lets it go on; k ends it, after a question; q leaves.
     """
     if app.json or not (on_terminal() and os.isatty(0)):
         raise UsageError(
@@ -167,6 +167,8 @@ class _Screen:
             return self._attach(body["session"])
         elif key == b"s":
             return self._command("snapshot", body["session"])
+        elif key == b"f":
+            return self._command("fork", body["session"])
         elif key == b"p":
             return self._command(
                 "resume" if body["state"] == "paused" else "pause", body["session"]

@@ -106,8 +106,8 @@ def ui(
     your machine, and the relay sees ciphertext only. The server uses the invitation up; share:
     asks for the line, which others could otherwise read in the arguments.
 
-    Actions of the page (run, pause, resume, snapshot, dump, kill, forget, restore) are run by a
-    separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
+    Actions of the page (run, pause, resume, snapshot, fork, dump, kill, forget, restore) are run by
+    a separate criuctl; when the server is stopped meanwhile, that one is interrupted and cleans up
     first. ^C ends the server, with 0.
     """
     need("ui", "aiohttp")

@@ -31,6 +31,7 @@ What happens over time:
 - `root_watch`: learn how the tree's first process ended.
 - `kill`: end every process of a session.
 - `self_fence`: freeze the session when its home is no longer confirmed.
+- `time_to_live`: end a fork when its time is over.
 - `checkpointing`: take part in a dump.
 - `adoption`: take a restored tree back.
 - `helper_processes`: programs that a holder starts as its own children, CRIU for example.

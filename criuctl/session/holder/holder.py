@@ -62,6 +62,7 @@ from .step_replication import Replication
 from .step_socket import StepSocket
 from .steps import Steps
 from .terminal_queries import TERMINAL, TerminalQueries
+from .time_to_live import TimeToLive
 from .tree_operations import TreeOperations
 from .waits import Waits
 from .write_operations import WriteOperations
@@ -176,6 +177,14 @@ class Holder:
             self.adoption,
             finish=self.finish,
             let_go=self._let_go,
+        )
+        self.time_to_live = TimeToLive(
+            self.loop,
+            self.session,
+            self.kills,
+            self.events,
+            self.audit,
+            busy=lambda: self.checkpointing.busy,
         )
 
     def _make_report(self) -> None:
@@ -328,6 +337,7 @@ class Holder:
         gc.freeze()
         self.step_socket.open()
         self.report.write()
+        self.time_to_live.begin()
         self._on_child(0)  # those that ended before SIGCHLD was watched
         self.loop.run()
         self.clients.close("the holder ends")

@@ -97,11 +97,43 @@ class Started:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT) -> Started:
+class WarmHolders:
+    """A process that forks holders (`warm_start`), for many that are started at once; `close` it.
+
+    Several processes may use it.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = str(theirs.fileno())
+            argv = [sys.executable, "-I", "-S", str(_ENTRY), "-", "warm", number, "-"]
+            child = os.fork()
+            if child == 0:
+                _become_daemon(argv, Path(os.devnull), [theirs.fileno()])
+            os.waitpid(child, 0)
+
+    def close(self) -> None:
+        """End the process; its holders go on."""
+        self._socket.close()
+
+    def start(self, run_folder: Path, channel: int, kept: Sequence[int]) -> bool:
+        """Have it fork a holder, with these descriptors; return whether it is there."""
+        request = {"run_folder": str(run_folder), "fds": list(kept)}
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [channel, *kept])
+        except OSError:
+            return False
+        return True
+
+
+def start_holder(
+    config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT, warm: WarmHolders | None = None
+) -> Started:
     """Start a holder and wait until its session stands.
 
-    `Conflict` if there is a holder of this name, `NotFound` if there is no such command,
-    `CommandFailed` for other failures.
+    `warm` forks it, except where it is to have a systemd scope. `Conflict` if there is a holder of
+    this name, `NotFound` if there is no such command, `CommandFailed` for other failures.
     """
     run_folder = names.run_folder(config.run_dir, spec.name)
     state_folder = names.state_folder(config.state_dir, spec.name)
@@ -118,8 +150,12 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         "update_environment": list(config.update_environment),
     }
     kept = [fd for fd in (spec.log_fd, *spec.fds) if fd is not None]
-    answer = _launch(scope(spec.name), body, run_folder, kept, timeout)
-    if answer is None and scope(spec.name):
+    prefix, answer = scope(spec.name), None
+    if warm is not None and not prefix:
+        answer = _launch([], body, run_folder, kept, timeout, warm)
+    if answer is None:
+        answer = _launch(prefix, body, run_folder, kept, timeout)
+    if answer is None and prefix:
         answer = _launch([], body, run_folder, kept, timeout)  # no scope is better than no session
     if answer is None:
         with suppress(OSError):
@@ -219,7 +255,12 @@ def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
 
 
 def _launch(
-    prefix: list[str], body: dict[str, Any], run_folder: Path, kept: list[int], timeout: float
+    prefix: list[str],
+    body: dict[str, Any],
+    run_folder: Path,
+    kept: list[int],
+    timeout: float,
+    warm: WarmHolders | None = None,
 ) -> dict[str, Any] | None:
     """Start the daemon and return its answer; None: it ended without one."""
     ours, theirs = socket.socketpair()
@@ -236,10 +277,13 @@ def _launch(
                 str(theirs.fileno()),
                 str(run_folder),
             ]
-            child = os.fork()
-            if child == 0:
-                _become_daemon(argv, run_folder, [theirs.fileno(), *kept])
-            os.waitpid(child, 0)
+            if warm is None:
+                child = os.fork()
+                if child == 0:
+                    _become_daemon(argv, run_folder / "holder.log", [theirs.fileno(), *kept])
+                os.waitpid(child, 0)
+            elif not warm.start(run_folder, theirs.fileno(), kept):
+                return None
         ours.settimeout(timeout)
         try:
             ours.sendall(json.dumps(body).encode())
@@ -255,7 +299,7 @@ def _launch(
     return dict(json.loads(answer)) if answer else None
 
 
-def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
+def _become_daemon(argv: list[str], log_file: Path, kept: list[int]) -> None:
     """Fork again and execute, in the child; never return."""
     try:
         os.setsid()
@@ -264,9 +308,8 @@ def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
         os.chdir("/")
         os.umask(0o077)
         null = os.open("/dev/null", os.O_RDWR)
-        log = os.open(
-            run_folder / "holder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        log = os.open(log_file, flags, 0o600)
         for number, fd in enumerate((null, null, log)):
             os.dup2(fd, number)
         for name in os.listdir("/proc/self/fd"):

@@ -1,4 +1,5 @@
-"""The program of a holder: ``entry.py NAME (fresh FD | reexec FD | check FORMAT) RUN_FOLDER``.
+"""The program of a holder: ``entry.py NAME (fresh FD | reexec FD | check FORMAT | warm FD)
+RUN_FOLDER``.
 
 NAME and RUN_FOLDER are there for a person who reads the process table.
 """
@@ -15,6 +16,10 @@ def main() -> None:
         from .fresh_start import start
 
         start(argument)
+    elif mode == "warm":
+        from .warm_start import serve
+
+        serve(argument)
     elif mode == "reexec":
         from .reexec import resume
 

@@ -15,6 +15,11 @@ const ACTIONS = {
     text: (name) => `${name} is frozen for a moment, stored as a checkpoint, and runs on.`,
     action: "Take a snapshot",
   },
+  fork: {
+    title: "Fork",
+    text: (name) => `A running copy of ${name} is made, which goes on from this moment. Both use the same files: the copy writes into them as well.`,
+    action: "Make a copy",
+  },
   dump: {
     title: "Dump and end",
     text: (name) => `${name} is stored as a checkpoint, and then ended. A restore brings it back as it was.`,
@@ -60,6 +65,8 @@ function outcome(action, name, body) {
     case "snapshot":
     case "dump":
       return `${name}@${body.number ?? "?"} is stored: ${size(body.bytes?.memory)} of memory, stood still for ${duration(body.frozen_ms)}`;
+    case "fork":
+      return `${body.forks[0].session} runs, PID ${body.forks[0].pid}`;
     case "restore":
     case "copy":
     case "run":

@@ -79,7 +79,7 @@ export function sessionView(page, name, asked, about) {
     const found = [];
     if (LIVES.has(body.state)) {
       if (body.holder) found.push(actionButton(body.state === "paused" ? "resume" : "pause", name));
-      found.push(actionButton("snapshot", name), actionButton("dump", name), actionButton("kill", name));
+      found.push(...["snapshot", "fork", "dump", "kill"].map((action) => actionButton(action, name)));
     } else {
       const more = { checkpoint: body.checkpoint };
       if (body.checkpoint && !body.moved_to) found.push(actionButton("restore", name, { more }));

@@ -31,7 +31,7 @@ WRITTEN = [
 KEYS = sorted(config.KEYS)
 SUBJECTS = (
     "adapters agents architecture configuration connection-policies environment-and-files "
-    "json-and-exit-codes kubernetes limits linked-sessions migration monitoring python-api "
+    "forks json-and-exit-codes kubernetes limits linked-sessions migration monitoring python-api "
     "scheduling-and-supervision sessions sharing slurm-jobs spot-machines steps stores-and-keys"
 )
 

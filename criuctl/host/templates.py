@@ -1,0 +1,124 @@
+"""The keepers of templates on this host: processes that hold the memory of a checkpoint once, for
+the copies that `fork` has made of it.
+
+A copy's pages that were not touched yet are in the template alone. Each keeper
+(`criuctl.restore.template_keeper`) listens on a socket in ``run_dir/templates``. Over a connection
+to it, a SOCK_SEQPACKET socket with JSON, a restore introduces a copy, and a dump has the memory of
+a copy completed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import CriuctlError, DumpFailed
+from ..proc.tree import read_tree
+from ..session.names import socket_address
+from .registry import run_folder
+
+MESSAGE = 1 << 16  # bytes
+_FOLDER = "templates"
+_ANSWER = 30.0  # seconds for an answer
+_FILLING = 600.0  # seconds for the memory of one tree
+
+
+def folder(config: Config) -> Path:
+    """Return the folder of the keepers' sockets."""
+    return run_folder(config, _FOLDER)
+
+
+class KeeperGone(CriuctlError):
+    """The keeper of the template has ended, or does not answer."""
+
+
+class KeeperLine:
+    """A connection to a keeper; `close` it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError` if no keeper listens at `path`."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.settimeout(_ANSWER)
+            with socket_address(path) as address:
+                self._socket.connect(address)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def send(self, what: dict[str, Any], *fds: int) -> None:
+        """Send a message; a keeper that has ended is noticed when its answer does not come."""
+        with suppress(OSError):
+            socket.send_fds(self._socket, [json.dumps(what).encode()], fds)
+
+    def ask(self, what: dict[str, Any], *, timeout: float = _ANSWER) -> None:
+        """Send a message and wait until it is done; `KeeperGone`, or what went wrong there."""
+        self.send(what)
+        self._socket.settimeout(timeout)
+        try:
+            said = json.loads(self._socket.recv(MESSAGE) or b"{}")
+        except (OSError, ValueError):
+            said = {}
+        if not said.get("done"):
+            raise KeeperGone(
+                said.get("error") or "the process that keeps the template has ended or hangs"
+            )
+
+
+def complete(config: Config, root: int) -> None:
+    """Have all memory of this tree in place, if it is a copy that a template serves; `DumpFailed`.
+
+    CRIU takes a page that is not there yet for one that never was.
+    """
+    keepers = _keepers(config)
+    if not keepers:
+        return
+    pids = [process.pid for process in read_tree(root)] + list(_above(root))
+    for path in keepers:
+        try:
+            line = KeeperLine(path)
+        except ConnectionRefusedError:  # it was killed, and its copies have ended
+            with suppress(OSError):
+                path.unlink()
+            continue
+        except FileNotFoundError:  # it has just ended
+            continue
+        try:
+            line.ask({"fill": pids}, timeout=_FILLING)
+        except KeeperGone as error:
+            raise DumpFailed(
+                f"the memory of PID {root} cannot be completed from its template: {error.message}",
+                hint="It is a copy that `criuctl fork` has made; it runs on. Try again.",
+            ) from error
+        finally:
+            line.close()
+
+
+def _keepers(config: Config) -> list[Path]:
+    place = folder(config)
+    try:
+        return [place / name for name in sorted(os.listdir(place))]
+    except FileNotFoundError:
+        return []
+
+
+def _above(pid: int) -> Iterable[int]:
+    """Yield the ancestors of a process."""
+    from ..proc.tree import read_process
+
+    while pid > 1:
+        try:
+            pid = read_process(pid).ppid
+        except CriuctlError:
+            return
+        yield pid
