@@ -127,6 +127,7 @@ def _kill_forks(app: App, name: str, timeout: float) -> int:
     )
     return 0
 
+
 def _kill_command(app: App, name: str, command_id: str, timeout: float) -> int:
     from ...ops import commands
 
