@@ -81,8 +81,10 @@ class Worker:
 
     def _greet(self, stack: ExitStack) -> None:
         """Find out which job asks; one connection of a job at a time."""
-        self._who = who = jobs.asker(self._sock)
-        message = protocol.receive(self._sock)
+        try:
+            self._who = who = jobs.asker(self._sock)
+        finally:  # a refusal is lost (ECONNRESET) if the socket is closed with a message unread
+            message = protocol.receive(self._sock)
         if message is None:
             return
         body, fds = message
