@@ -17,6 +17,8 @@ from support.homes import Homes
 from support.keeper import wait_until
 from support.operating import Operators
 
+from criuctl.ops.spot.plan import SPARE
+
 pytestmark = pytest.mark.integration
 
 PATIENCE = 120.0
@@ -108,8 +110,10 @@ def test_the_most_valuable_first_within_the_time(homes: Homes, watching: Watchin
     for name, priority in zip(names, ("0", "5", "-5"), strict=True):
         alpha.shell(name, "--label", f"priority={priority}", "--label", f"order={priority}")
     alpha("snapshot", *names)
-    # what they took is in the log; by that, a window of a second has no room for all of them
-    command, service = watching(alpha, "aws", "--jobs", "1", "--window", "1s")
+    # by what they took, which is in the log, this window has no room for the last of them
+    took = sum(one["seconds"] for one in alpha("events") if one["operation"] == "snapshot")
+    window = f"{took * SPARE / 2:.3f}s"
+    command, service = watching(alpha, "aws", "--jobs", "1", "--window", window)
     late = told(command, "does-not-fit")
     assert "worthless" in late["sessions"]
     service.interrupt(110)
