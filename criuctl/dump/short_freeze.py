@@ -43,6 +43,8 @@ def prevented(job: DumpJob, scene: Scene) -> str:
         return "the tree is small"
     if not written_pages.supported():
         return "the kernel does not track writes (Linux 6.7, x86-64)"
+    if not job.request.precopy and keeping.busy(job.config, job.root):
+        return "too much of its memory was written to when it was tried last"
     return ""
 
 
@@ -132,6 +134,8 @@ class ShortFreeze(Struct, eq=False):
         hidden = self.memory.frozen(tree)
         self._sent.begin(frozenset(self.memory.tasks[pid].key for pid in hidden))
         self.scans.hide(hidden)
+        if self.memory.busy:
+            keeping.note_busy(self.job.config, self.job.root)
 
     def give_up(self) -> str:
         """Dump as always from now on, as CRIU has failed; return why another try may help, "" if it

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,9 @@ from ..proc.tree import ProcessIdentity
 from . import keeper
 
 _FOLDER = "tracking"
+BUSY_SECONDS = 3600  # until a tree is tried again that wrote too much
 SECONDS = 26 * 3600  # without a snapshot; a daily one finds the tracking of the day before
+_BUSY = ".busy"
 _MOST = 1000  # processes
 _LARGEST = 256 << 20  # bytes of a record
 _PATIENCE = 10.0  # seconds for a keeper to answer
@@ -169,6 +172,24 @@ def tracked(config: Config, root: ProcessIdentity) -> bool:
             return connection is not None and bool(_record(connection).tasks)
     except (OSError, CriuctlError, ValueError, KeyError, TypeError):
         return False
+
+
+def note_busy(config: Config, root: ProcessIdentity) -> None:
+    """Note that this tree writes too much to be tracked."""
+    with suppress(OSError):
+        _path(config, root, make=True).with_suffix(_BUSY).touch(mode=0o600)
+
+
+def busy(config: Config, root: ProcessIdentity) -> bool:
+    """Return whether this tree wrote too much to be tracked, not long ago; sweep such notes."""
+    noted = False
+    with suppress(OSError):
+        for note in run_folder(config, _FOLDER).glob(f"*{_BUSY}"):
+            if time.time() - note.stat().st_mtime > BUSY_SECONDS:
+                note.unlink(missing_ok=True)
+            else:
+                noted |= note == _path(config, root).with_suffix(_BUSY)
+    return noted
 
 
 @contextmanager

@@ -22,15 +22,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from ..checkpoint.buffers import PageBuffer
+from ..checkpoint.buffers import BUFFER_SIZE
 from ..checkpoint.writer import CheckpointWriter, WriterStats
 from ..criu.memory_ahead import Cut, cut, joined
-from ..criu.pages import WINDOW
+from ..criu.pages import PAGE, WINDOW
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import userfault, written_pages
 from ..proc.mappings import Mapping as Mapped
@@ -49,6 +49,8 @@ _ROUNDS = 8
 _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
 _SHRINK = 0.7
+_BUSY = "too much of its memory is written to all the time"
+_RUN = 16384  # bytes that are read in the time that a run of pages takes, however short
 _SCATTERED = WINDOW // 4  # a smaller part of a window shares a chunk with others
 
 
@@ -68,6 +70,7 @@ class TrackedMemory:
         self.rounds: list[Round] = []
         self.dirty = 0  # bytes that were read of the frozen tree
         self.known = 0  # bytes that an earlier checkpoint has
+        self.busy = False  # a process was left to CRIU because it writes too much
         self._writer, self._root, self._reporter, self._base = writer, root, reporter, base
 
     def close(self) -> None:
@@ -121,6 +124,7 @@ class TrackedMemory:
             self._reporter.step(step, round=made.number, read=made.read, changed=made.new)
             if durable:
                 self._writer.adapt(before)
+        self._leave_busy()
         self._writer.wait_hashed()
 
     def _measured(self, size: int, before: WriterStats, seconds: float) -> Round:
@@ -201,6 +205,20 @@ class TrackedMemory:
                 size += self._read(self.tasks[pid], windows, whole=first)
         return size
 
+    def _leave_busy(self) -> None:
+        """Leave to CRIU what was written to so much since the last round that CRIU reads it
+        sooner.
+        """
+        for pid, task in list(self.tasks.items()):
+            areas = [
+                area
+                for start, end in task.ranges
+                for area in written_pages.look(task.memory.pagemap, start, end)
+            ]
+            if _slower(areas):
+                self._leave(pid, _BUSY)
+                self.busy = True
+
     def _leave(self, pid: int, why: str) -> None:
         """Leave a process to CRIU."""
         self.refused[pid] = why
@@ -248,14 +266,17 @@ class TrackedMemory:
             if identities.get(pid) != task.identity:
                 continue
             try:
-                self._look(task)
-            except (OSError, CriuctlError) as error:  # CRIU reads it all
-                self.refused[pid] = str(error)
+                why = self._look(task)
+            except (OSError, CriuctlError) as error:
+                why = str(error)
+            if why:
+                self.refused[pid] = why
             else:
                 hidden[pid] = task.hidden
         return hidden
 
-    def _look(self, task: Task) -> None:
+    def _look(self, task: Task) -> str:
+        """Read what was written to; return why it is CRIU that has to read all of it."""
         pid = task.identity.pid
         found = [
             (max(start, low), min(end, high))
@@ -268,43 +289,66 @@ class TrackedMemory:
             for start, end in found:
                 for area in written_pages.look(memory.pagemap, start, end):
                     areas += task.known(area.start, area.end) if area.clean else [area]
+            if _slower(areas):
+                self.busy = True
+                return _BUSY
             self._read_frozen(task, memory, areas)
         task.hidden = found
+        return ""
 
     def _read_frozen(
         self, task: Task, memory: TaskMemory, areas: Sequence[tuple[int, int, bool]]
     ) -> None:
-        """Read those of these areas that are not clean, and note all of them."""
-        buffer: PageBuffer | None = None
-        fill = 0
+        """Read those of these areas that are not clean, and note all of them.
+
+        As few calls as possible for each: there may be tens of thousands, of a page each.
+        """
+        task.last += [(start, end, -1) for start, end, clean in areas if clean]
+        found = cut(Run(start, end, dirty=True) for start, end, clean in areas if not clean)
+        for windows in _filling(found, BUFFER_SIZE):
+            self._read_windows(task, memory, windows)
+        task.last.sort()
+
+    def _read_windows(self, task: Task, memory: TaskMemory, windows: Sequence[Cut]) -> None:
+        """Read these windows of the frozen tree into one buffer."""
+        buffer = self._writer.acquire()
         try:
-            for start, end, clean in areas:
-                if clean:
-                    task.last.append((start, end, -1))
-                    continue
-                while start < end:
-                    if buffer is None or fill == len(buffer.view):
-                        if buffer is not None:
-                            self._writer.release(buffer)
-                        buffer, fill = self._writer.acquire(), 0
-                    stop = min(
-                        end, start + len(buffer.view) - fill, start // WINDOW * WINDOW + WINDOW
-                    )
-                    size = stop - start
-                    if memory.read([(start, stop)], buffer.view[fill : fill + size]) != size:
-                        raise NoSuchProcess(
-                            f"the memory of PID {task.identity.pid} is not readable"
-                        )
-                    number = self._writer.loose(
-                        buffer, fill, fill + size, scattered=size <= _SCATTERED
-                    )
-                    task.last.append((start, stop, number))
-                    fill += size
-                    self.dirty += size
-                    start = stop
+            wanted = sum(window.size for window in windows)
+            if memory.read(joined(windows), buffer.view) != wanted:
+                raise NoSuchProcess(f"the memory of PID {task.identity.pid} is not readable")
+            place = 0
+            for window in windows:
+                size = window.size
+                number = self._writer.loose(
+                    buffer, place, place + size, scattered=size <= _SCATTERED
+                )
+                for start, end in window.pieces:
+                    task.last.append((start, end, number))
+                    number += (end - start) // PAGE
+                place += size
+            self.dirty += wanted
         finally:
-            if buffer is not None:
-                self._writer.release(buffer)
+            self._writer.release(buffer)
+
+
+def _slower(areas: Sequence[tuple[int, int, bool]]) -> bool:
+    """Return whether CRIU reads all of these areas sooner than we read those that are not clean."""
+    dirty = [end - start for start, end, clean in areas if not clean]
+    return sum(dirty) + len(dirty) * _RUN > sum(end - start for start, end, _clean in areas)
+
+
+def _filling(windows: Iterable[Cut], size: int) -> Iterator[list[Cut]]:
+    """Yield as many windows at a time as fit into `size` bytes."""
+    held: list[Cut] = []
+    total = 0
+    for window in windows:
+        if total + window.size > size:
+            yield held
+            held, total = [], 0
+        held.append(window)
+        total += window.size
+    if held:
+        yield held
 
 
 def _trackable(mapping: Mapped) -> bool:
