@@ -47,7 +47,7 @@ def test_the_example_of_the_manual(hosts: Hosts) -> None:
 assert (r.state, r.stdout, r.exit_code) == ("done", "1 passed\\n", 0)
 assert c.output().ok and "compiled" in c.output().output
 assert p.number == 1 and p.frozen_ms > 0 and p.labels == {"why": "before"}
-assert [one.name for one in forks] == ["work-fork-1", "work-fork-2", "work-fork-3"]
+assert [one.name for one in forks] == ["work-1", "work-2", "work-3"]
 """
     program = program.replace("\ns.dump()", checks + "\ns.dump()")
     a.path("/srv/example.py").write_text(program)
