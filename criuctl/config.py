@@ -69,9 +69,9 @@ class Config(Struct, frozen=True):
     )
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
-    # experimental: of a tree of so many MiB the memory is read ahead, and when it is frozen only
-    # what was written to since (Linux 6.7, x86-64); 0 is none
-    track_writes_mib: int = 0
+    # of a tree of so many MiB the memory is read ahead, and when it is frozen only what was written
+    # to since (Linux 6.7, x86-64); 0 is none
+    track_writes_mib: int = 64
     workers: int = 0  # threads that compress and seal; 0 is one per core
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too

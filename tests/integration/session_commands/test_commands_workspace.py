@@ -90,7 +90,8 @@ def test_memory_and_files_are_of_one_moment(operators: Operators, workspace: Pat
     restored = operators("restore", "work@1", "--rewind")
     moved = {Path(f["path"]).relative_to(workspace): f for f in restored["files"]}
     assert set(map(str, moved)) >= {"plan", "sub/plan", "link", "new", "count", "log"}
-    assert [str(name) for name, f in moved.items() if f.get("new")] == ["new"]
+    new = {str(name) for name, f in moved.items() if f.get("new")}
+    assert new - {"count.new"} == {"new"}  # the program may have been killed while it wrote that
     aside = Path(moved[Path("new")]["newer_copy"]).parent
     assert aside.parent == workspace.parent and aside.name.startswith("workspace.newer-")
     assert (aside / "new" / "file").read_text() == "new"
