@@ -25,6 +25,7 @@ import select
 VARIABLE = "CRIUCTL_PAUSE_AT"
 FIFO = "CRIUCTL_PAUSE_FIFO"
 EVERY = "*"
+_LOOK = 100  # milliseconds
 
 _times: dict[str, int] = {}  # how often each step was reached; kept only while the variable is set
 
@@ -61,7 +62,9 @@ def _tell(step: str, where: str, *, wait: bool) -> None:
         if wait:
             poll = select.poll()
             poll.register(fd, 0)  # POLLERR is always reported: the last reader is gone
-            poll.poll()
+            # A signal that comes just before the call does not interrupt it.
+            while not poll.poll(_LOOK):
+                pass
     except BrokenPipeError:  # the reader left between open and write
         return
     finally:
