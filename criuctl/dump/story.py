@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from msgspec.structs import replace
 
 from ..cgroups import recreation
+from ..checkpoint.manifest import PredicateKind
 from ..config import Config
 from ..connections.survey import Survey
 from ..criu import binary, driver
@@ -114,9 +115,7 @@ def dump(
         scene = preflight.examine(job, found)
         subject.end_former_holder(config, dumped.session.name, dumped.root)
         survey = _survey(job, scene)
-        required = []
-        if delivery is None:
-            required = predicates.wanted(config, dumped.session.name, request.require)
+        required = _required(job, dumped)
 
         # A fork's pages may still be in its template alone: CRIU would not know of them.
         templates.complete(config, dumped.root.pid)
@@ -140,7 +139,7 @@ def dump(
         hooks.run("pre-dump")  # while the tree runs; any of them may veto
         inside_requests.call_back(job, parts.holder)  # and any of its programs, last of all
         commit.required = predicates.note(config, required)
-        if delivery is None:
+        if not job.moves:
             commit.required = inside_requests.note_conditions(job, parts.holder, commit.required)
         try:
             _store_ahead(job, parts, scene, destination, commit)
@@ -182,6 +181,13 @@ def _hooks(job: DumpJob, dumped: subject.Subject) -> Hooks:
         labels=job.request.labels,
         leave_running=job.request.leave_running,
     )
+
+
+def _required(job: DumpJob, dumped: subject.Subject) -> Sequence[tuple[PredicateKind, str]]:
+    """Return what the checkpoint is to require, as it is known so far."""
+    if job.moves:
+        return ()
+    return predicates.wanted(job.config, dumped.session.name, job.request.require)
 
 
 def _survey(job: DumpJob, scene: Scene) -> Survey:

@@ -32,6 +32,7 @@ from ..host.registry import Registry, check_name, check_outside
 from ..report import Reporter
 from ..restore import template
 from ..restore.outcome import RestoreResult
+from ..restore.partners import Partners
 from ..restore.relocation import Relocation
 from ..restore.request import RestoreRequest
 from ..restore.story import restore
@@ -298,9 +299,8 @@ def _copy(
     """Return the work for one copy."""
 
     def work(reporter: Reporter) -> dict[str, Any]:
-        result = restore(
-            config, manifest.id, request=asked, reporter=reporter, template=kept, warm=warm
-        )
+        partners = Partners(template=kept, warm=warm)
+        result = restore(config, manifest.id, request=asked, reporter=reporter, partners=partners)
         assert isinstance(result, RestoreResult)
         # A port that is taken is not another one: the copy has a network of its own then.
         ports = {c.local: c.local for c in manifest.connections if c.waits and endpoint(c.local)[1]}

@@ -37,6 +37,7 @@ from ..host.registry import Registry, check_outside
 from ..report import Reporter
 from ..restore import outcome
 from ..restore.outcome import RestoreResult
+from ..restore.partners import Partners
 from ..restore.request import RestoreRequest
 from ..restore.story import restore
 from .groups import described
@@ -101,7 +102,11 @@ def restore_group(
                 found.group, name, channel, decided, RestoreFailed, sockets[name]
             )
             made = restore(
-                config, manifests[name].id, request=request, reporter=reporter, group=member
+                config,
+                manifests[name].id,
+                request=request,
+                reporter=reporter,
+                partners=Partners(group=member),
             )
             assert isinstance(made, RestoreResult)
             return {"result": made.to_dict(), "degraded": made.degraded}

@@ -11,10 +11,9 @@ from ..report import Reporter
 from . import materialise
 from .direct_memory import Filling
 from .lazy_memory import StoredMemory, worthwhile
-from .page_feeder import Feeder
+from .partners import Partners
 from .request import RestoreRequest
 from .source import Source, Unpacked
-from .template import Template
 
 
 class Memory(Struct):
@@ -28,20 +27,19 @@ def bring(
     request: RestoreRequest,
     found: Source,
     unpacked: Unpacked,
-    feeder: Feeder | None,
-    template: Template | None,
+    partners: Partners,
     reporter: Reporter,
     stack: ExitStack,
 ) -> Memory:
     """Begin to bring the memory; `RestoreFailed` if the host has no room for the images.
 
-    `feeder` brings lazy pages from another host, `template` has them already.  `stack` stops what
-    was begun.
+    `stack` stops what was begun.
     """
     reporter.step("pages")
     manifest, reader, folder = found.manifest, unpacked.reader, unpacked.folder
-    if template is not None:
-        template.write_images(folder)
+    feeder = partners.feeder
+    if partners.template is not None:
+        partners.template.write_images(folder)
         return Memory()
     lazy = request.lazy
     if lazy is None:

@@ -77,13 +77,14 @@ class PlacedTree(Struct, eq=False):
         work.hooks.run("post-restore", pid=root, connections=self.connections)
         if around.following is not None:
             around.following.watched()
-        if work.group is not None:
+        partners = work.partners
+        if partners.group is not None:
             # CRIU is about to unlock the connections: both ends of each must exist
-            work.group.meet("placed")
+            partners.group.meet("placed")
             assert around.linked is not None
             around.linked.shut_down()
-        if work.held is not None:  # the other host is informed, and decides when the tree may run
-            work.held(self.connections)
+        if partners.held is not None:  # the other host decides when the tree may run
+            partners.held(self.connections)
         # From the record on a criuctl that is killed leaves a session that is known.
         work.home.register(root, self.connections, work.reporter)
         if around.following is not None:

@@ -107,8 +107,9 @@ class Restoring(Struct, eq=False):
         """
         if self.around.following is None:
             running.enter_context(InterruptsDeferred())
-        if self.work.group is not None:  # what can fail for one of them has been done by all
-            self.work.group.meet("running", decisive=True)
+        group = self.work.partners.group
+        if group is not None:  # what can fail for one of them has been done by all
+            group.meet("running", decisive=True)
         return self._release()
 
     def _release(self) -> int | None:

@@ -34,14 +34,12 @@ from ..errors import (
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints
 from ..host.failures.command_failures import reraised_as
-from ..host.group_member import RestoredMember
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
 from ..report import RECORDED, Reporter, summarised
-from ..session.launch.daemon import WarmHolders
 from ..terminals.restored import RestoredTerminals
 from . import memory, outcome, source
 from .home import NewHome, claim_home, note_coming
@@ -49,12 +47,11 @@ from .host_facts import HostFacts
 from .observation import observe_all, open_devices, plan_options
 from .observe import missing_addresses
 from .outcome import RestoreResult
-from .page_feeder import Feeder
+from .partners import ALONE, Partners
 from .plan import ADD_ADDRESS, RestorePlan, make_plan
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source, Unpacked
-from .template import Template
 from .work import RestoreWork
 
 if TYPE_CHECKING:
@@ -70,7 +67,7 @@ def _operation(arguments: Mapping[str, Any]) -> str:
     """
     if arguments["request"].dry_run:
         return ""
-    return "receive" if arguments.get("held") is not None else "restore"
+    return "restore" if arguments.get("partners", ALONE).held is None else "receive"
 
 
 def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.Facts:
@@ -120,20 +117,12 @@ def restore(
     request: RestoreRequest,
     reporter: Reporter,
     repository: Repository | None = None,
-    held: Callable[[list[dict[str, Any]]], None] | None = None,
-    feeder: Feeder | None = None,
-    group: RestoredMember | None = None,
-    template: Template | None = None,
-    warm: WarmHolders | None = None,
+    partners: Partners = ALONE,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what
     would be done.
 
-    The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with
-    the outcomes of the connections, when everything is in place and nothing has run: when it
-    returns, the tree runs; when it raises, nothing is left.  If memory follows, the `feeder` brings
-    it, or the `template` of this checkpoint has it.  As a member of a `group` it runs when all
-    members are restored, or not at all.  `warm` starts the holder.
+    The checkpoint is in `repository` if that is given, which stays open.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -145,7 +134,7 @@ def restore(
         _sweep(config)
         criu = binary.find(config)
         # The checkpoint, and no other criuctl at work on its session.
-        received = held is not None
+        received = partners.held is not None
         found = source.find(
             config, ref, request, reporter, registry, repository, stack, received=received
         )
@@ -185,24 +174,11 @@ def restore(
         claim = claim_home(config, request, found, session, seen, reporter, stack)
 
         # Memory: all of it now, or what is lazy when the tree touches it.
-        brought = memory.bring(request, found, decided.unpacked, feeder, template, reporter, stack)
+        brought = memory.bring(request, found, decided.unpacked, partners, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
         home = note_coming(config, found, decided.unpacked, registry, session, claim)
-        work = _work(
-            home,
-            request,
-            found,
-            decided,
-            brought,
-            hooks,
-            reporter,
-            held,
-            feeder,
-            group,
-            template,
-            warm,
-        )
+        work = _work(home, request, found, decided, brought, hooks, reporter, partners)
         criu_part = Restoring.of(work)
         with ExitStack() as running:
             root = _run_criu(criu_part, criu, request, running)
@@ -261,11 +237,7 @@ def _work(
     brought: memory.Memory,
     hooks: Hooks,
     reporter: Reporter,
-    held: Callable[[list[dict[str, Any]]], None] | None,
-    feeder: Feeder | None,
-    group: RestoredMember | None,
-    template: Template | None,
-    warm: WarmHolders | None,
+    partners: Partners,
 ) -> RestoreWork:
     """Return what CRIU's part of the restore has to know."""
     unpacked = decided.unpacked
@@ -286,18 +258,15 @@ def _work(
             supervised=bool(request.ttl),
             copy=request.copy,
             ends=request.ends,
-            warm=warm,
+            warm=partners.warm,
         ),
         hooks=hooks,
         home=home,
-        held=held,
-        group=group,
+        partners=partners,
         copy=request.copy,
         rewind=request.rewind,
         authentic=decided.authentic,
         lazy=brought.lazy,
-        feeder=feeder,
-        template=template,
         filling=brought.filling,
         devices=decided.devices,
         groups=request.groups,
@@ -363,7 +332,7 @@ def _explained(
     free_next_time = isinstance(explained, TerminalTaken) or (
         isinstance(explained, PidTaken) and request.pids == "auto"
     )
-    may_try_again = free_next_time and request.more_tries and work.feeder is None
+    may_try_again = free_next_time and request.more_tries and work.partners.feeder is None
     if isinstance(explained, NumberTaken) and may_try_again:
         hooks.reporter.step("again", why=explained.message)
         hooks.done = explained.again = True

@@ -130,8 +130,8 @@ class Surroundings(Struct, eq=False):
     def _settle_images(self) -> None:
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
-        if self.work.group is not None:
-            self.linked = LinkedSockets.of(images, self.work.group.sockets)
+        if self.work.partners.group is not None:
+            self.linked = LinkedSockets.of(images, self.work.partners.group.sockets)
             self._inherit |= self.linked.inherit
         socketimages.give_up(images, hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU
@@ -232,7 +232,7 @@ class Surroundings(Struct, eq=False):
             netimages.forget_states(work.images)
         else:
             lock.make(self._network)  # not with libraries that came along
-        if work.group is not None:
+        if work.partners.group is not None:
             free_pairs((r for r in work.manifest.connections if r.linked), self.net)
         if not fresh:
             free_ports(work.manifest.connections, work.images, self.net)
@@ -342,13 +342,13 @@ class Surroundings(Struct, eq=False):
         work = self.work
         if not work.pages_follow:
             return
-        if work.template is not None:
-            self.following = self.stack.enter_context(work.template.pages(work.folder))
-        elif work.feeder is None:
+        if work.partners.template is not None:
+            self.following = self.stack.enter_context(work.partners.template.pages(work.folder))
+        elif work.partners.feeder is None:
             assert work.lazy is not None
             self.following = self.stack.enter_context(LazyPages(work.folder, work.lazy))
         else:
-            self.following = self.stack.enter_context(work.feeder.pages())
+            self.following = self.stack.enter_context(work.partners.feeder.pages())
 
     def _make_room(self) -> None:
         """Remove deleted files and folders that a killed restore of this session has left, and

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
@@ -14,7 +14,6 @@ from ..checkpoint.reader import CheckpointReader
 from ..config import Config
 from ..criu.images import ImageSet
 from ..hooks import Hooks
-from ..host.group_member import RestoredMember
 from ..host.holders import RestoredHolder
 from ..host.registry import boot_id
 from ..report import Reporter
@@ -22,9 +21,8 @@ from ..terminals.restored import RestoredTerminals
 from .direct_memory import Filling
 from .home import NewHome
 from .lazy_memory import StoredMemory
-from .page_feeder import Feeder
+from .partners import ALONE, Partners
 from .plan import RestorePlan
-from .template import Template
 
 if TYPE_CHECKING:
     from .devices import RestoredDevices
@@ -44,14 +42,11 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     holder: RestoredHolder
     hooks: Hooks
     home: NewHome
-    held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
-    group: RestoredMember | None = None  # it is restored together with others
+    partners: Partners = ALONE
     copy: bool = False  # the original may run
     rewind: bool = False  # files of the workspace are put back
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     lazy: StoredMemory | None = None  # pages that follow
-    feeder: Feeder | None = None  # brings them from another host
-    template: Template | None = None  # has the pages that follow
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
     groups: Mapping[str, str] = field(default_factory=dict)  # see `RestoreRequest`
@@ -61,7 +56,7 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     @property
     def pages_follow(self) -> bool:
         """Return whether the tree runs before all of its memory is there."""
-        return self.lazy is not None or self.template is not None
+        return self.lazy is not None or self.partners.template is not None
 
     @property
     def at_home(self) -> bool:

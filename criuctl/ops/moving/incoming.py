@@ -26,6 +26,7 @@ from ...proc.child import InterruptsDeferred
 from ...report import Reporter
 from ...restore.outcome import RestoreResult
 from ...restore.page_feeder import Feeder
+from ...restore.partners import Partners
 from ...restore.request import RestoreRequest
 from ...restore.story import restore
 from ...store import open_store
@@ -176,8 +177,7 @@ class Arrival:
                     request=request,
                     reporter=self._reporter,
                     repository=self._repository,
-                    held=self._hold,
-                    feeder=self._feeder,
+                    partners=Partners(held=self._hold, feeder=self._feeder),
                 )
                 assert isinstance(result, RestoreResult)
                 self._ran_at = began + result.elapsed_ms / 1000
