@@ -2,7 +2,8 @@
 
 `story` reads from top to bottom and calls the others in this order:
 
-- `request`: what is asked for.  `partners`: who takes part.  `source`: the checkpoint, found and expected (`newest`).
+- `request`: what is asked for.  `partners`: what the restore works together with.
+- `source`: the checkpoint, found and expected (`newest`).
 - `observation`, `observe`, `host_facts`: everything on this host that the plan depends on.
 - `plan`, `connection_plan`: what will be done; pure functions of the manifest and the facts.
 - `home`: the session's lease, its new incarnation, its record on this host.
