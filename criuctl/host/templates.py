@@ -19,12 +19,14 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CriuctlError, DumpFailed
+from ..proc.mappings import vm_flags
 from ..proc.tree import read_tree
 from ..session.names import socket_address
 from .registry import run_folder
 
 MESSAGE = 1 << 16  # bytes
 _FOLDER = "templates"
+_SUFFIX = ".socket"  # of a keeper's address
 _ANSWER = 30.0  # seconds for an answer
 _FILLING = 600.0  # seconds for the memory of one tree
 
@@ -81,9 +83,7 @@ def complete(config: Config, root: int) -> None:
     CRIU takes a page that is not there yet for one that never was.
     """
     keepers = _keepers(config)
-    if not keepers:
-        return
-    pids = [process.pid for process in read_tree(root)] + list(_above(root))
+    pids = [p.pid for p in read_tree(root)] + list(_above(root)) if keepers else []
     for path in keepers:
         try:
             line = KeeperLine(path)
@@ -102,6 +102,8 @@ def complete(config: Config, root: int) -> None:
             ) from error
         finally:
             line.close()
+    if _others(config):
+        _check_whole(root)
 
 
 def _keepers(config: Config) -> list[Path]:
@@ -110,6 +112,33 @@ def _keepers(config: Config) -> list[Path]:
         return [place / name for name in sorted(os.listdir(place))]
     except FileNotFoundError:
         return []
+
+
+def _others(config: Config) -> bool:
+    """Return whether there may be keepers of other run folders; sockets of any program are seen, so
+    none of them is asked.
+    """
+    mine = str(folder(config))
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        paths = [line.split(" ")[-1].rstrip() for line in file if line.rstrip().endswith(_SUFFIX)]
+    return any(
+        (place := os.path.dirname(path)) != mine and os.path.basename(place) == _FOLDER
+        for path in paths
+    )
+
+
+def _check_whole(root: int) -> None:
+    """Raise `DumpFailed` if pages of this tree are brought by somebody (``um``: registered with a
+    userfaultfd for missing pages).
+    """
+    for process in read_tree(root):
+        flags = {} if process.zombie else vm_flags(process.pid)
+        if any("um" in words for words in flags.values()):
+            raise DumpFailed(
+                f"PID {process.pid}: memory of it is still in a template that is kept for another "
+                "run folder",
+                hint="Set `run_dir` to that of the criuctl that has forked it.",
+            )
 
 
 def _above(pid: int) -> Iterable[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,23 @@ def asked(keeper: Keeper, home: Home) -> Iterator[Asked]:
     yield sessions
     sessions.close()
     wait_until(lambda: not sessions.keepers(), TIMEOUT, "no keeper is left")
+
+
+def test_a_dump_with_another_run_folder(asked: Asked, tmp_path: Path) -> None:
+    """It does not find the keeper, and says so; with the right one it is stored, whatever other
+    keepers there are.
+    """
+    asked.begin("work")
+    (copy,) = asked("fork", "work")["forks"]
+    elsewhere = {"CRIUCTL_RUN_DIR": str(tmp_path / "run")}
+    refused = asked("dump", copy["pid"], env=elsewhere, check=False)
+    assert refused["exit_code"] == 5 and "another run folder" in str(refused["error"])
+    place = tmp_path / "templates"
+    place.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(place / "0123456789abcdef.socket"))
+        other.listen()
+        assert asked("dump", "work-1")["session"] == "work-1"
 
 
 def _private(root: int) -> int:
