@@ -128,7 +128,7 @@ def _others(config: Config) -> bool:
 
 
 def _check_whole(root: int) -> None:
-    """Raise `DumpFailed` if pages of this tree are brought by somebody (``um``: registered with a
+    """Raise `DumpFailed` if pages of this tree are still to be brought (``um``: registered with a
     userfaultfd for missing pages).
     """
     for process in read_tree(root):
