@@ -39,20 +39,21 @@ def test_a_life_of_a_session(operators: Operators, browser: Browser, tmp_path: P
         page.keyboard.type("a line\n")
         shows(page, "a line")
         operators.runs("web", "sleep")
-        _do(page, "fork")
-        expect(page.locator(".toast").last).to_contain_text("web-1 runs, PID", timeout=PATIENCE)
-        assert operators("status", "web-1")["forked_from"] == "web"
-        operators("kill", "--forks-of", "web")
-        operators("forget", "web-1")
         operators("snapshot", "web")
         page.get_by_role("link", name="Checkpoints").click()
         page.get_by_role("button", name="Compare").click()
-        expect(page.locator("h1")).to_have_text("‹web@1 → web@3", timeout=PATIENCE)
+        expect(page.locator("h1")).to_have_text("‹web@1 → web@2", timeout=PATIENCE)
         expect(page.locator("main")).to_contain_text("Processes: 1 different", timeout=PATIENCE)
         page.get_by_role("link", name="web@1", exact=True).click()
         _do(page, "copy", **{"as": "twin"})
         expect(page.locator("h1")).to_have_text("‹twin", timeout=PATIENCE)
         assert operators("status", "twin")["state"] == "running"
+        _do(page, "fork")
+        expect(page.locator(".toast").last).to_contain_text("twin-1 runs, PID", timeout=PATIENCE)
+        assert operators("status", "twin-1")["forked_from"] == "twin"
+        operators("kill", "--forks-of", "twin")
+        operators("forget", "twin-1")
+        operators("rm", "twin@1")
         page.locator("[data-action=kill]").click()
         expect(page.locator("dialog button", has_text="Cancel")).to_be_focused()
         page.keyboard.press("Enter")  # what ends something is not what Enter does
