@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +31,14 @@ def room_for_descriptors(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def free_descriptors() -> int:
+    """Return how many descriptors may be opened now, without those that other code may need."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(0, soft - len(os.listdir("/proc/self/fd")) - _RESERVED)
 
 
 def effective_capabilities() -> int:

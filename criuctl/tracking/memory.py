@@ -33,6 +33,7 @@ from ..criu.memory_ahead import Cut, cut, joined
 from ..criu.pages import PAGE, WINDOW
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import userfault, written_pages
+from ..proc.limits import free_descriptors
 from ..proc.mappings import Mapping as Mapped
 from ..proc.mappings import each_mapping
 from ..proc.memory import Run, TaskMemory
@@ -43,6 +44,7 @@ from .rounds import Round
 from .task import Range, Task
 
 LEAST = WINDOW  # bytes of a mapping that is tracked
+_DESCRIPTORS = 3  # of a process that is tracked
 _SETTLE = 0.01  # seconds for calls that write to another process's memory to end
 _PATIENCE = 0.5  # seconds for direct I/O to end
 _ROUNDS = 8
@@ -156,6 +158,12 @@ class TrackedMemory:
         if self._base is not None:
             self._continue(self._base, wanted)
         fresh = [pid for pid in wanted if pid not in self.tasks]
+        fresh.sort(
+            key=lambda pid: sum(start - end for start, end in wanted[pid][1])
+        )  # largest first
+        room = free_descriptors() // _DESCRIPTORS
+        self.refused |= dict.fromkeys(fresh[room:], "there are not enough descriptors for it")
+        fresh = fresh[:room]
         for pid, taken in userfault.take(fresh).items() if fresh else ():
             process, ranges = wanted[pid]
             if isinstance(taken, str):
