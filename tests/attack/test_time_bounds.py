@@ -40,10 +40,11 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def standing(zoo: Zoo, echo: Echo) -> Animal:
+def standing(zoo: Zoo, echo: Echo, criuctl: Criuctl) -> Animal:
     """A tree of 24 MiB that compress to nothing less, with a connection to outside; it knows for
     how long it stood still.
     """
+    criuctl.extra["CRIUCTL_TRACK_WRITES_MIB"] = "0"  # its memory is read while it is frozen
     animal = zoo.launch("standing.py", "24", echo.address, quiet=False)
     animal.ask()
     return animal

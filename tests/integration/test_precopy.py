@@ -20,6 +20,12 @@ pytestmark = pytest.mark.integration
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def _by_itself(criuctl: Criuctl) -> None:
+    """The rounds of pre-copy, without those of the tracking of writes."""
+    criuctl.extra["CRIUCTL_TRACK_WRITES_MIB"] = "0"
+
+
 def while_frozen(report: dict[str, Any]) -> int:
     """Bytes that were new to the store only when the tree was frozen."""
     return int(report["bytes"]["new"]) - sum(int(r["new"]) for r in report["precopy"])
