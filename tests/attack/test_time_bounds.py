@@ -111,7 +111,7 @@ def test_a_server_that_drips(
     standing = zoo.launch("standing.py", "128" if options else "24", echo.address, quiet=False)
     standing.ask()
     # so that the pages of a snapshot wait, too
-    small = {"CRIUCTL_BUFFERS_MIB": "24", "CRIUCTL_UPLOADS": "1"}
+    small = {"CRIUCTL_BUFFERS_MIB": "24", "CRIUCTL_UPLOADS": "1", "CRIUCTL_TRACK_WRITES_MIB": "0"}
     hooks = HookFolder(home.path / "hooks")
     started = hooks.path / "frozen-now"
     hooks.sh("frozen", "tell", f"touch {started}; sleep 0.5")
