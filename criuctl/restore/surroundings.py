@@ -131,7 +131,9 @@ class Surroundings(Struct, eq=False):
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
         if self.work.group is not None:
-            self.linked = LinkedSockets.of(images, self.work.group.sockets)
+            # Once: a second try of this restore finds the queues filled.
+            fill, self.work.group.filled = not self.work.group.filled, True
+            self.linked = LinkedSockets.of(images, self.work.group.sockets, fill=fill)
             self._inherit |= self.linked.inherit
         socketimages.give_up(images, hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU
