@@ -79,8 +79,10 @@ class PlacedTree(Struct, eq=False):
             around.following.watched()
         if work.group is not None:
             # CRIU is about to unlock the connections: both ends of each must exist
-            work.group.meet("placed")
-            assert around.linked is not None
+            assert around.names is not None and around.linked is not None
+            answer = work.group.meet("placed", shown=around.names.shown)
+            if around.private is not None:
+                around.names.show(around.private.init.pid, answer["shown"])
             around.linked.shut_down()
         if work.held is not None:  # the other host is informed, and decides when the tree may run
             work.held(self.connections)

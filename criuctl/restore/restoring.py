@@ -101,11 +101,12 @@ class Restoring(Struct, eq=False):
             around.early.follow(criu)
 
     def _let_go(self, running: ExitStack) -> int | None:
-        """Make the last steps; without interruptions, unless the tree has still to get its memory.
+        """Make the last steps; without interruptions, unless a single tree has still to get its
+        memory.
 
         Return the PID of the tracer; None: CRIU has ended.
         """
-        if self.around.following is None:
+        if self.around.following is None or self.work.group is not None:
             running.enter_context(InterruptsDeferred())
         if self.work.group is not None:  # what can fail for one of them has been done by all
             self.work.group.meet("running", decisive=True)

@@ -198,7 +198,7 @@ class Surroundings(Struct, eq=False):
     def _enter_namespaces(self) -> None:
         """Find or make the namespaces that the tree comes to, and how CRIU gets in."""
         manifest, plan, images = self.work.manifest, self.work.plan, self.work.images
-        if plan.net in ("named", "existing"):
+        if plan.net in ("named", "existing", "shared"):
             self.net, place = network_choice.enter(manifest, plan.net, plan.net_source)
             self.stack.callback(os.close, self.net)
             self.prefix = ["nsenter", f"--net={place}", "--"]
@@ -227,16 +227,17 @@ class Surroundings(Struct, eq=False):
         self.prefix += fresh.net_entry if self.private is None else fresh.entry
 
     def _lock_connections(self) -> None:
-        work, fresh = self.work, network_choice.is_new(self.work.plan.net)
+        work = self.work
+        fresh = self.net is None and network_choice.is_new(work.plan.net)
         lock = ConnectionLock(work.images, work.reporter, self.net, fresh=fresh)
         self.stack.callback(lambda: self._unlock(lock))
         if work.plan.net == "dumped":  # CRIU makes it, and locks it
             netimages.forget_states(work.images)
         else:
             lock.make(self._network)  # not with libraries that came along
-        if work.group is not None:
-            free_pairs((r for r in work.manifest.connections if r.linked), self.net)
         if not fresh:
+            if work.group is not None:
+                free_pairs((r for r in work.manifest.connections if r.linked), self.net)
             free_ports(work.manifest.connections, work.images, self.net)
 
     def _unlock(self, lock: ConnectionLock) -> None:
