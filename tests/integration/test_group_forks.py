@@ -40,7 +40,7 @@ def test_sets_of_copies_talk_among_themselves(asked: Asked) -> None:
 
     # A new connection leads to the same set, although its path leads others to the original.
     for copy in reversed(copies):
-        team.talk_anew(copy)
+        team.connect_again(copy)
 
     # A set is a group like any other.
     asked("snapshot", "--group", "team-1")
@@ -48,7 +48,7 @@ def test_sets_of_copies_talk_among_themselves(asked: Asked) -> None:
     assert team.groups() == {"team": originals, "team-2": Team.copies(2)}
     asked("restore", "--group", "team-1")
     team.talk("again", "-1")
-    team.talk_anew("-1")
+    team.connect_again("-1")
     team.talk("still")
     asked("kill", "--group", "team", "--timeout", 0)
     team.talk("alone", "-2")

@@ -103,7 +103,7 @@ class Team:
             got = ask(f"agent{copy}", f"kept[{number}].recv(99)")
             assert got == str(f"{words} {server}".upper().encode())
 
-    def talk_anew(self, copy: str = "") -> None:
+    def connect_again(self, copy: str = "") -> None:
         """Have the agent make a new connection to the path at which ``db`` waits."""
         ask, path = self._asked.ask, self._asked.home.path / "db"
         ask(f"agent{copy}", f"(new := {self.UNIX}).connect('{path}') or kept.append(new)")
