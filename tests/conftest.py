@@ -38,6 +38,7 @@ gc.disable()  # until they are collected
 
 pytest_plugins = [
     "servers.fixtures",
+    "support.asking",
     "support.browsing",
     "support.homes",
     "support.hosts",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ..errors import UsageError
 from .app import DEGRADED, App
+from .descriptions import print_failure
 from .streams import unheard
 from .text import age, duration, plural, printable
+
+if TYPE_CHECKING:
+    from ..ops.group_fork import GroupForkResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,4 +74,28 @@ def print_restored(app: App, result: Any, lines: Callable[[Mapping[str, Any]], s
         human,
         brief=lambda: "\n".join(str(member["pid"]) for member in body["members"]),
     )
+    return DEGRADED if result.degraded else 0
+
+
+def print_forked(app: App, result: GroupForkResult) -> int:
+    """Print the result of a fork of a group; return the exit code."""
+    made = [one for one in result.sets if one.error is None]
+
+    def human() -> str:
+        still = "" if result.frozen_ms is None else f", frozen {duration(result.frozen_ms)}"
+        lines = [
+            f"group {printable(result.origin)}: {plural(len(made), 'set')} of copies of checkpoint "
+            f"{result.checkpoint.number} ({result.checkpoint.id[:12]}) in "
+            f"{duration(result.elapsed_ms)}{still}"
+        ]
+        for one in made:
+            copies = (f"{printable(copy.session)} (PID {copy.pid})" for copy in one.members)
+            lines.append(f"  {printable(one.group)}: {', '.join(copies)}")
+        return "\n".join(lines)
+
+    app.emit(result.to_dict(), human, brief=lambda: "\n".join(one.group for one in made))
+    if not app.json:
+        for one in result.sets:
+            if one.error is not None:
+                print_failure(one.group, one.error)
     return DEGRADED if result.degraded else 0

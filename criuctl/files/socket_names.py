@@ -254,16 +254,24 @@ def _process(owner: tuple[int, int] | None) -> str:
 
 
 def settle(
-    names: Iterable[TakenName], findings: list[Finding], *, copy: bool, init: bool, pids: str
+    names: Iterable[TakenName],
+    findings: list[Finding],
+    *,
+    copy: bool,
+    init: bool,
+    pids: str,
+    grouped: bool = False,
 ) -> tuple[TakenName, ...]:
     """Return the sockets that get names of their own; for all others of `names` an error is added
     to `findings`.
 
-    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids`: as requested.  Abstract
-    names are not judged here.
+    `init`: the root was PID 1, so CRIU makes its mount namespace; `pids`: as requested; `grouped`:
+    it is restored with other members of its group, which find the sockets, too.  Abstract names are
+    not judged here.
     """
     settled: list[TakenName] = []
     private = not init and pids != "same"
+    finders = "the processes of its group" if grouped else "its own processes"
     for n in names:
         level: Literal["error", "warning", "info"] = "error"
         hint = f"{_END_IT}, then restore."
@@ -288,9 +296,9 @@ def settle(
                 f"{n.path} leads to {n.by}; {its}" if n.by else f"{its}, because {n.path} was taken"
             )
             text += (
-                ", and only its own processes find it there"
+                f", and only {finders} find it there"
                 if shown
-                else ", and its own processes do not find it there"
+                else f", and {finders} do not find it there"
             )
             hint = "" if n.exists else f"`ln -s {quoted(n.own)} {quoted(n.path)}` lets them."
         else:
@@ -377,18 +385,23 @@ class Bindings:
             except OSError:
                 self._before[path] = None
 
-    def show(self, pid: int) -> None:
+    @property
+    def shown(self) -> list[tuple[str, str]]:
+        """Return the tree's own sockets that are shown to it, and the paths that it knows."""
+        return [(n.own, n.path) for n in covering(self._names)]
+
+    def show(self, pid: int, shown: Sequence[tuple[str, str]] | None = None) -> None:
         """Show the tree's own sockets at the paths that it knows, in the mount namespace of `pid`
-        alone.
+        alone; or the sockets `shown` of other members of its group.
         """
-        names = covering(self._names)
+        pairs = self.shown if shown is None else shown
 
         def mount() -> None:
-            for n in names:
-                bind_mount(n.own, n.path)
+            for own, path in pairs:
+                bind_mount(own, path)
 
         try:
-            if names:
+            if pairs:
                 in_mount_namespace(pid, mount)
         except OSError as error:
             raise RestoreFailed(

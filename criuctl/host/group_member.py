@@ -155,3 +155,4 @@ class RestoredMember(GroupMember):
     ) -> None:
         super().__init__(group, session, channel, decided, failure)
         self.sockets = sockets
+        self.filled = False  # their queues hold what was in them at the dump

@@ -27,7 +27,7 @@ from ..proc import command, terminalkeeper
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.protocol import RESTORES
-from . import key, step_travel
+from . import group_label, key, step_travel
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
@@ -52,16 +52,19 @@ class RestoredHolder:
         *,
         supervised: bool = False,
         copy: bool = False,
+        group: str = "",
         ends: float | None = None,
         warm: WarmHolders | None = None,
     ) -> None:
         """`stored_steps` returns what the store has besides the checkpoint; with `supervised`,
-        steps wait for the store. `copy`: the session is another one than the checkpoint's. `ends`:
-        when the holder ends it, in Unix seconds. `warm` starts it.
+        steps wait for the store. `copy`: the session is another one than the checkpoint's, and a
+        member of `group` if that is given. `ends`: when the holder ends it, in Unix seconds. `warm`
+        starts it.
         """
         self._config, self._manifest, self._record = config, manifest, session
         self._stored_steps, self._supervised = stored_steps, supervised
         self._copy, self._ends, self._warm = copy, ends, warm
+        self._group = group
         self.steps: dict[str, list[str]] = {}  # which attempts came back: in_flight, repeated
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
@@ -156,7 +159,7 @@ class RestoredHolder:
                 argv=held.command,
                 rows=main.rows if main is not None else held.rows,
                 cols=main.columns if main is not None else held.columns,
-                labels=held.labels,
+                labels=group_label.of_copy(held.labels, self._group) if self._copy else held.labels,
                 facts=self._facts(held),
                 spawner="",
                 log_fd=memory,

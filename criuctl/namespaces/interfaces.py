@@ -58,7 +58,8 @@ def missing(sockets: Iterable[BoundSocket], net: NetMode) -> list[BoundSocket]:
     """Return those whose interface is not in the network that the tree gets."""
     if net == "dumped":
         return []  # CRIU makes them
-    return [s for s in sockets if (s.interface != _LOOPBACK if net == "private" else not s.here)]
+    loopback_only = net in ("private", "shared")
+    return [s for s in sockets if (s.interface != _LOOPBACK if loopback_only else not s.here)]
 
 
 def names(sockets: Iterable[BoundSocket]) -> frozenset[str]:

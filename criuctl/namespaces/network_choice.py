@@ -22,15 +22,15 @@ from ..errors import RestoreFailed
 from ..host.registry import boot_id
 from ..proc.namespace_sockets import net_cookie
 
-NetMode = Literal["host", "named", "existing", "private", "dumped"]
+NetMode = Literal["host", "named", "existing", "private", "dumped", "shared"]
 _FOLDERS = ("/run/netns", "/var/run/netns")
 
 
 def is_new(mode: NetMode) -> bool:
-    """Return whether it is made for the tree: with a loopback interface alone, or by CRIU with all
-    that was in that of the dump.
+    """Return whether it is made for the tree: with a loopback interface alone, for several trees
+    (shared) or for this one, or by CRIU with all that was in that of the dump.
     """
-    return mode in ("private", "dumped")
+    return mode in ("private", "dumped", "shared")
 
 
 def new(manifest: Manifest) -> NetMode:
@@ -47,8 +47,12 @@ class Place(NamedTuple):
     unsure: bool = False
 
 
-def find(manifest: Manifest, *, copy: bool) -> Place:
-    """Return where the tree of `manifest` belongs; a `copy` never where its original is."""
+def find(manifest: Manifest, *, copy: bool, shared: str = "") -> Place:
+    """Return where the tree of `manifest` belongs; a `copy` never where its original is. `shared`:
+    the path of a namespace that was made for it and others.
+    """
+    if shared:
+        return Place("shared", shared)
     net = manifest.namespaces.get("net", {})
     if net.get("mode") not in ("entered", "dumped"):
         return Place("host")
@@ -74,11 +78,12 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
 
 def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """Return those of a host's own addresses at which the tree waits for clients, or is connected
-    to itself.
+    to itself or to another member of its group.
     """
     found = set()
     for record in manifest.connections:
-        if record.family not in ("inet", "inet6") or not (record.waits or not record.external):
+        inside = record.linked or not record.external
+        if record.family not in ("inet", "inet6") or not (record.waits or inside):
             continue
         with suppress(ValueError):
             ip = ipaddress.ip_address(endpoint(record.local)[0])
@@ -169,7 +174,7 @@ def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
         return namespace, path
     # A process that has ended since may have left its PID, and the namespace its inode, to another
     # one.
-    if not _known(namespace, manifest.namespaces.get("net", {})):
+    if mode != "shared" and not _known(namespace, manifest.namespaces.get("net", {})):
         os.close(namespace)
         raise _ended(mode, path)
     return namespace, f"/proc/{os.getpid()}/fd/{namespace}"

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -27,6 +28,7 @@ from ..config import Config
 from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..errors import CriuctlError, NoSuchCheckpoint, RestoreFailed, SessionGone, UsageError
+from ..host.group_member import RestoredMember
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..report import Reporter
@@ -263,58 +265,59 @@ def _restored(
 ) -> list[Fork]:
     """Restore the copies; return them in the order of `asked`, or raise and leave none."""
     names = [str(one.new_name) for one in asked]
-    work = [(str(one.new_name), _copy(config, manifest, one, kept, warm)) for one in asked]
+    work = [
+        (str(one.new_name), partial(copied, config, manifest, one, kept, warm)) for one in asked
+    ]
     # A copy that does not run leaves nothing of a name that was not known before.
     new = set(names) - {str(body["session"]) for body in sessions.sessions(config)}
     jobs = max(2, len(os.sched_getaffinity(0)) * _AT_ONCE_PER_CPU)
     done: dict[str, Fork] = {}
     try:
         for outcome in batch.each(work, reporter=reporter, jobs=jobs, broken=RestoreFailed):
-            done[outcome.key] = made = _outcome(outcome)
+            done[outcome.key] = made = fork_of(outcome)
             if whole and made.error is not None:
                 raise made.error
     except BaseException as error:
-        _end(config, names, manifest.id, error)
-        _forget(config, new)
+        end_copies(config, names, {manifest.id}, error)
+        forget_copies(config, new)
         raise
     forks = [done[name] for name in names]
     for one in asked:
         if one.relocation is not None and done[str(one.new_name)].error is not None:
             with suppress(OSError):
                 fork_workspaces.remove(one.relocation.new)
-    _forget(config, new & {one.session for one in forks if one.error is not None})
+    forget_copies(config, new & {one.session for one in forks if one.error is not None})
     failed = [one.error for one in forks if one.error is not None]
     if len(failed) == len(forks):
         raise failed[0]
     return forks
 
 
-def _copy(
+def copied(
     config: Config,
     manifest: Manifest,
     asked: RestoreRequest,
     kept: template.Template | None,
     warm: WarmHolders | None,
-) -> Callable[[Reporter], dict[str, Any]]:
-    """Return the work for one copy."""
-
-    def work(reporter: Reporter) -> dict[str, Any]:
-        partners = Partners(template=kept, warm=warm)
-        result = restore(config, manifest.id, request=asked, reporter=reporter, partners=partners)
-        assert isinstance(result, RestoreResult)
-        # A port that is taken is not another one: the copy has a network of its own then.
-        ports = {c.local: c.local for c in manifest.connections if c.waits and endpoint(c.local)[1]}
-        folder = asked.relocation.new if asked.relocation is not None else None
-        return {
-            "workspace": folder,
-            "restored": {**result.to_dict(), "degraded": result.degraded},
-            "ports": ports,
-        }
-
-    return work
+    reporter: Reporter,
+    group: RestoredMember | None = None,
+) -> dict[str, Any]:
+    """Restore one copy, perhaps as a member of a `group`; return what `fork_of` reads."""
+    partners = Partners(template=kept, warm=warm, group=group)
+    result = restore(config, manifest.id, request=asked, reporter=reporter, partners=partners)
+    assert isinstance(result, RestoreResult)
+    # A port that is taken is not another one: the copy has a network of its own then.
+    ports = {c.local: c.local for c in manifest.connections if c.waits and endpoint(c.local)[1]}
+    folder = asked.relocation.new if asked.relocation is not None else None
+    return {
+        "workspace": folder,
+        "restored": {**result.to_dict(), "degraded": result.degraded},
+        "ports": ports,
+    }
 
 
-def _outcome(outcome: batch.Outcome) -> Fork:
+def fork_of(outcome: batch.Outcome) -> Fork:
+    """Return the copy that `copied` has made, or failed to make."""
     if outcome.answer is None:
         return Fork(outcome.key, "failed", error=outcome.error)
     restored = outcome.answer["restored"]
@@ -330,12 +333,16 @@ def _outcome(outcome: batch.Outcome) -> Fork:
     )
 
 
-def _end(config: Config, names: Sequence[str], checkpoint: str, error: BaseException) -> None:
-    """End those copies that run already, and remove their records."""
+def end_copies(
+    config: Config, names: Iterable[str], checkpoints: Container[str], error: BaseException
+) -> None:
+    """End those copies of these checkpoints that run already, and remove their records; `error`
+    gets a note about one that cannot be ended.
+    """
     registry = Registry(config)
     for name in names:
         record = registry.get(name)
-        if record is None or record.checkpoint != checkpoint or not record.forked_from:
+        if record is None or record.checkpoint not in checkpoints or not record.forked_from:
             continue
         try:
             kill.kill(config, name, 0)
@@ -343,7 +350,7 @@ def _end(config: Config, names: Sequence[str], checkpoint: str, error: BaseExcep
             error.add_note(f"copy {name!r} could not be ended: {left}")
 
 
-def _forget(config: Config, names: Iterable[str]) -> None:
+def forget_copies(config: Config, names: Iterable[str]) -> None:
     """Remove what these copies, which do not run, have left of themselves on this host."""
     with suppress(CriuctlError):
         if chosen := sorted(names):

@@ -4,7 +4,8 @@ Each member is restored by itself, in a process of its own, and they proceed tog
 (`linked.meeting`):
 
 1. ``placed``: CRIU has made every member, and none has run an instruction. Both ends of each
-   connection exist, so CRIU may unlock them.
+   connection exist, so CRIU may unlock them. Each is shown the others' unix sockets where these had
+   to get names of their own.
 2. ``running``: CRIU is done with every member. From here on they are let go; nothing that can
    usually fail is left. The decision is made for all at once, so that no member runs alone, even
    if the coordinator is killed between two of them.
@@ -12,8 +13,9 @@ Each member is restored by itself, in a process of its own, and they proceed tog
 A failure before that leaves nothing of any. If the last steps fail for one after all, those that
 run already are ended.
 
-TCP connections among the members are restored by CRIU, one end in each tree. For each unix
-connection a pair of sockets is made here (`criuctl.restore.linked_sockets`).
+TCP connections among the members are restored by CRIU, one end in each tree, in one network
+(`linked.networks`). For each unix connection a pair of sockets is made here
+(`criuctl.restore.linked_sockets`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from __future__ import annotations
 import mmap
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from msgspec import Struct, field
@@ -43,7 +45,8 @@ from ..restore.story import restore
 from .groups import described
 from .inspect import opened
 from .kill import kill
-from .linked.meeting import Facts, Together
+from .linked import networks
+from .linked.meeting import Answers, Facts, Together
 from .scheduling import batch
 
 _LEAST_MIB = 32  # of buffers for each member
@@ -51,6 +54,11 @@ _TYPES = {"stream": socket.SOCK_STREAM, "seqpacket": socket.SOCK_SEQPACKET}
 
 Sockets = Mapping[str, Mapping[int, tuple[int, int]]]
 """By session: inode at the dump -> descriptor of its end, descriptor of the other end."""
+
+RestoreOne = Callable[[Manifest, RestoredMember, str, Reporter], Facts]
+"""Restore one member: its checkpoint, its end of the meeting, the network that it is to share (path
+of a net namespace, or ""), its reporter.
+"""
 
 
 class GroupRestored(Struct, frozen=True):
@@ -83,40 +91,18 @@ def restore_group(
     with opened(config) as (_, repository):
         found = repository.groups.resolve(ref)
         manifests = {m.session: repository.manifest_at(m.object) for m in found.members}
-    registry = Registry(config)
-    for name in manifests:
-        outcome.check_not_running(config, registry, name, copy=False)
-    share = max(_LEAST_MIB, config.buffers_mib // len(manifests))
-    config = replace(config, buffers_mib=min(config.buffers_mib, share))
-    request = replace(request, group=found.group)
+    config = shared_buffers(config, len(manifests))
 
-    with (
-        batch.alone(config, f"group/{found.group}", f"group {found.group!r} is being stored"),
-        _pairs(manifests) as sockets,
-    ):
+    def one(manifest: Manifest, member: RestoredMember, network: str, reporter: Reporter) -> Facts:
+        asked = replace(request, group=found.group, network=network)
+        partners = Partners(group=member)
+        made = restore(config, manifest.id, request=asked, reporter=reporter, partners=partners)
+        assert isinstance(made, RestoreResult)
+        return {"result": made.to_dict(), "degraded": made.degraded}
 
-        def work(
-            name: str, channel: socket.socket, decided: mmap.mmap, reporter: Reporter
-        ) -> Facts:
-            member = RestoredMember(
-                found.group, name, channel, decided, RestoreFailed, sockets[name]
-            )
-            made = restore(
-                config,
-                manifests[name].id,
-                request=request,
-                reporter=reporter,
-                partners=Partners(group=member),
-            )
-            assert isinstance(made, RestoreResult)
-            return {"result": made.to_dict(), "degraded": made.degraded}
-
-        names = list(manifests)
-        together = Together(names, work, lambda _p, _f: {}, reporter, RestoreFailed, "running")
-        outcomes = together.run()
-    if together.error is not None:
-        raise _nothing_left(config, outcomes, together.error)
-    results = [outcomes[name].answer or {} for name in names]
+    names = {name: name for name in manifests}
+    outcomes = restored(config, found.group, manifests, names, one, reporter, copy=False)
+    results = [made.answer or {} for made in outcomes.values()]
     reporter.step("group-done")
     return GroupRestored(
         found,
@@ -125,6 +111,64 @@ def restore_group(
         any(result["degraded"] for result in results),
         list(reporter.warnings),
     )
+
+
+def shared_buffers(config: Config, members: int) -> Config:
+    """Return the configuration of each of so many members that are restored at once."""
+    share = max(_LEAST_MIB, config.buffers_mib // members)
+    return replace(config, buffers_mib=min(config.buffers_mib, share))
+
+
+def restored(
+    config: Config,
+    group: str,
+    manifests: Mapping[str, Manifest],
+    names: Mapping[str, str],
+    one: RestoreOne,
+    reporter: Reporter,
+    *,
+    copy: bool,
+) -> dict[str, batch.Outcome]:
+    """Restore all of `manifests` (by the session of the checkpoint) by `one`, as members of
+    `group`; return the outcome of each, or raise the error of the first that failed: none runs.
+
+    `names`: session of the checkpoint -> its name now, another one for a `copy`.
+    """
+    registry = Registry(config)
+    with ExitStack() as stack:
+        stack.enter_context(
+            batch.alone(config, f"group/{group}", f"group {group!r} is being stored or restored")
+        )
+        for name in names.values():
+            outcome.check_not_running(config, registry, name, copy=copy)
+        sockets = stack.enter_context(_pairs(manifests))
+        paths = stack.enter_context(networks.made(manifests, copy=copy))
+        origins = {name: origin for origin, name in names.items()}
+
+        def work(
+            name: str, channel: socket.socket, decided: mmap.mmap, reporter: Reporter
+        ) -> Facts:
+            origin = origins[name]
+            member = RestoredMember(group, name, channel, decided, RestoreFailed, sockets[origin])
+            return one(manifests[origin], member, paths.get(origin, ""), reporter)
+
+        together = Together(list(origins), work, _answers, reporter, RestoreFailed, "running")
+        outcomes = together.run()
+    if together.error is not None:
+        raise _nothing_left(config, outcomes, together.error)
+    return outcomes
+
+
+def _answers(point: str, facts: Mapping[str, Facts]) -> Answers:
+    """Return what each member needs of the others: the unix sockets that have other names than the
+    programs know.
+    """
+    if point != "placed":
+        return {}
+    return {
+        name: {"shown": [pair for one in facts if one != name for pair in facts[one]["shown"]]}
+        for name in facts
+    }
 
 
 @contextmanager

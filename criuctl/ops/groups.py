@@ -1,8 +1,9 @@
 """Groups: sessions that belong together, and are stored and brought back as one.
 
 The members of a group are the sessions with the label ``group`` of that value, which ``criuctl run
---group`` sets and a restore keeps. A group checkpoint names the checkpoint that each member has of
-one and the same moment (`criuctl.checkpoint.groups`).
+--group`` sets and a restore keeps. A copy loses it, or with all its group gets another one
+(`group_fork`). A group checkpoint names the checkpoint that each member has of one and the same
+moment (`criuctl.checkpoint.groups`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from msgspec import Struct
 from ..checkpoint.groups import GroupCheckpoint
 from ..config import Config
 from ..errors import CriuctlError, DataError, NoSuchCheckpoint, NotFound, UsageError
+from ..host.group_label import LABEL
 from ..report import Reporter
 from ..session.names import check_name
 from .inspect import opened, remove
 from .kill import kill
 from .sessions import sessions
 
-LABEL = "group"
 _LIVES = ("running", "paused")
 
 

@@ -100,7 +100,8 @@ def plan_connections(
         if record.linked and options.grouped:
             linked = Decision("keep", reason=f"session {record.linked} is restored with it")
             made.append(ConnectionPlan(record, linked))
-            _report(record, linked, facts, net, findings)
+            if net != "shared":  # the other end comes there as well
+                _report(record, linked, facts, net, findings)
             continue
         if record.linked:
             record = _unlinked(record, asked=options.connections)

@@ -38,8 +38,10 @@ class LinkedSockets(Struct):
     _shut: list[tuple[int, int]] = field(default_factory=list)  # descriptor, how
 
     @classmethod
-    def of(cls, images: ImageSet, sockets: Mapping[int, tuple[int, int]]) -> LinkedSockets:
-        """Take them out of the images, and fill their queues; `sockets`: inode at the dump -> own
+    def of(
+        cls, images: ImageSet, sockets: Mapping[int, tuple[int, int]], *, fill: bool = True
+    ) -> LinkedSockets:
+        """Take them out of the images, and `fill` their queues; `sockets`: inode at the dump -> own
         and other descriptor.
         """
         made = cls()
@@ -51,7 +53,8 @@ class LinkedSockets(Struct):
         for inode, linked in found.items():
             own, other = sockets[inode]
             try:
-                _fill(other, linked)
+                if fill:
+                    _fill(other, linked)
                 _set(own, linked)
             except OSError as error:
                 raise RestoreFailed(

@@ -56,6 +56,7 @@ def plan_options(config: Config, request: RestoreRequest) -> PlanOptions:
         frozenset(hook.name for hook in executables(config, RECONNECT)),
         request.alone,
         bool(request.group),
+        request.network,
         bool(executables(config, "pre-restore")),
     )
 

@@ -64,7 +64,7 @@ def observe(
     """Return the facts of this host that the plan depends on; `uids`: the users of the tree, by its
     images.
     """
-    net = find_net(manifest, copy=options.copy)
+    net = find_net(manifest, copy=options.copy, shared=options.network)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
     at_home = sees_mounts_of_dump(manifest)

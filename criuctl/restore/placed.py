@@ -80,8 +80,10 @@ class PlacedTree(Struct, eq=False):
         partners = work.partners
         if partners.group is not None:
             # CRIU is about to unlock the connections: both ends of each must exist
-            partners.group.meet("placed")
-            assert around.linked is not None
+            assert around.names is not None and around.linked is not None
+            answer = partners.group.meet("placed", shown=around.names.shown)
+            if around.private is not None:
+                around.names.show(around.private.init.pid, answer["shown"])
             around.linked.shut_down()
         if partners.held is not None:  # the other host decides when the tree may run
             partners.held(self.connections)

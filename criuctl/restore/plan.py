@@ -78,8 +78,17 @@ def make_plan(manifest: Manifest, facts: HostFacts, options: PlanOptions) -> Res
     findings: list[Finding] = list(facts.findings)
     _platform(manifest, facts, findings)
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
-    own_names = settle(facts.names, findings, copy=options.copy, init=init, pids=options.pids)
-    pids = _pids(manifest, facts, options, findings, shown=bool(covering(own_names)))
+    own_names = settle(
+        facts.names,
+        findings,
+        copy=options.copy,
+        init=init,
+        pids=options.pids,
+        grouped=options.grouped,
+    )
+    # the other copies of a group may have sockets that are to be shown
+    shown = bool(covering(own_names)) or (options.copy and options.grouped)
+    pids = _pids(manifest, facts, options, findings, shown=shown)
     net, source, _ = facts.netns
     fresh = new_net(manifest)
     again = "what was in that of the dump" if fresh == "dumped" else "loopback only"
@@ -91,6 +100,9 @@ def make_plan(manifest: Manifest, facts: HostFacts, options: PlanOptions) -> Res
         findings += _missing_addresses(manifest, facts, prepared=options.prepared)
     if net == "private" and facts.netns.mode == "private" and not options.alone:
         findings.append(_new_network(copy=options.copy, unsure=facts.netns.unsure))
+    if net == "shared":
+        text = "the members of the group get a network of their own (loopback only)"
+        findings.append(Finding("warning", "netns-new", text))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
         if options.pids == "same":

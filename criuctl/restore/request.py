@@ -35,6 +35,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     instead_of: leases.Head | None = None  # a lease that has run out
     ttl: int = 0  # milliseconds that the lease lasts without renewal; 0: without end
     group: str = ""  # restored together with the other members of this group
+    network: str = ""  # path of the net namespace that was made for the members of its group
     more_tries: int = 2  # if a PID or a terminal is taken at the last moment
     tenant: Tenant | None = None  # whose tree it must be, all of it; None: anyone's
     # control groups (hierarchy -> path) that the tree is made in; none: those of the dump

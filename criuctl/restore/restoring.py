@@ -101,13 +101,14 @@ class Restoring(Struct, eq=False):
             around.early.follow(criu)
 
     def _let_go(self, running: ExitStack) -> int | None:
-        """Make the last steps; without interruptions, unless the tree has still to get its memory.
+        """Make the last steps; without interruptions, unless a single tree has still to get its
+        memory.
 
         Return the PID of the tracer; None: CRIU has ended.
         """
-        if self.around.following is None:
-            running.enter_context(InterruptsDeferred())
         group = self.work.partners.group
+        if self.around.following is None or group is not None:
+            running.enter_context(InterruptsDeferred())
         if group is not None:  # what can fail for one of them has been done by all
             group.meet("running", decisive=True)
         return self._release()

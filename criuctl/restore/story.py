@@ -257,6 +257,7 @@ def _work(
             list if request.copy else partial(_stored_steps, found.repository, home.session.id),
             supervised=bool(request.ttl),
             copy=request.copy,
+            group=request.group,
             ends=request.ends,
             warm=partners.warm,
         ),

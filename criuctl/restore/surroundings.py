@@ -130,8 +130,10 @@ class Surroundings(Struct, eq=False):
     def _settle_images(self) -> None:
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
-        if self.work.partners.group is not None:
-            self.linked = LinkedSockets.of(images, self.work.partners.group.sockets)
+        if (group := self.work.partners.group) is not None:
+            # Once: a second try of this restore finds the queues filled.
+            fill, group.filled = not group.filled, True
+            self.linked = LinkedSockets.of(images, group.sockets, fill=fill)
             self._inherit |= self.linked.inherit
         socketimages.give_up(images, hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU
@@ -196,7 +198,7 @@ class Surroundings(Struct, eq=False):
     def _enter_namespaces(self) -> None:
         """Find or make the namespaces that the tree comes to, and how CRIU gets in."""
         manifest, plan, images = self.work.manifest, self.work.plan, self.work.images
-        if plan.net in ("named", "existing"):
+        if plan.net in ("named", "existing", "shared"):
             self.net, place = network_choice.enter(manifest, plan.net, plan.net_source)
             self.stack.callback(os.close, self.net)
             self.prefix = ["nsenter", f"--net={place}", "--"]
@@ -225,16 +227,17 @@ class Surroundings(Struct, eq=False):
         self.prefix += fresh.net_entry if self.private is None else fresh.entry
 
     def _lock_connections(self) -> None:
-        work, fresh = self.work, network_choice.is_new(self.work.plan.net)
+        work = self.work
+        fresh = self.net is None and network_choice.is_new(work.plan.net)
         lock = ConnectionLock(work.images, work.reporter, self.net, fresh=fresh)
         self.stack.callback(lambda: self._unlock(lock))
         if work.plan.net == "dumped":  # CRIU makes it, and locks it
             netimages.forget_states(work.images)
         else:
             lock.make(self._network)  # not with libraries that came along
-        if work.partners.group is not None:
-            free_pairs((r for r in work.manifest.connections if r.linked), self.net)
         if not fresh:
+            if work.partners.group is not None:
+                free_pairs((r for r in work.manifest.connections if r.linked), self.net)
             free_ports(work.manifest.connections, work.images, self.net)
 
     def _unlock(self, lock: ConnectionLock) -> None:

@@ -66,6 +66,19 @@ class Group:
         request = {"connections": connections, "files": files}
         return worker.perform("group-restore", self._config, ref=ref, request=request)
 
+    def fork(
+        self, count: int = 1, *, prefix: str | None = None, ttl: float | None = None
+    ) -> list[Group]:
+        """Make `count` sets of running copies of all members, each a group of its own, as ``criuctl
+        fork --group`` does: either all sets run, or none is left and the first error is raised.
+
+        The copies of ``db`` are ``db-1``, ``db-2``, those of the group ``NAME-1``, ``NAME-2``; with
+        a `prefix` ``PREFIX-db-1`` and ``PREFIX-1``. After `ttl` seconds each copy is ended.
+        """
+        request = {"count": count, "prefix": prefix, "ttl": ttl, "whole": True}
+        body = worker.perform("group-fork", self._config, ref=self.name, request=request)
+        return [Group(one["group"], config=self._config) for one in body["forks"]]
+
     def checkpoints(self) -> Sequence[GroupCheckpoint]:
         """Return the group's checkpoints in the store, the oldest first; `NoSuchCheckpoint`."""
         listing = groups.list_groups(self._config, self.name)

@@ -34,9 +34,10 @@ from ..dump import story as dumping
 from ..dump.job import DumpRequest
 from ..errors import CommandFailed, NotFound, PlatformError, UsageError
 from ..ops import fork as forking
-from ..ops import group_restore, group_snapshot, new_session
+from ..ops import group_fork, group_restore, group_snapshot, new_session
 from ..ops import migrate as migrating
 from ..ops.fork import ForkRequest
+from ..ops.group_fork import GroupForkRequest
 from ..ops.moving.delivery import MoveOptions
 from ..ops.scheduling import batch
 from ..proc import forked
@@ -124,6 +125,12 @@ def restore_group(config: Config, reporter: Reporter, ref: str, request: Any) ->
     return group_restore.restore_group(config, ref, request=asked, reporter=reporter).to_dict()
 
 
+def fork_group(config: Config, reporter: Reporter, ref: str, request: Any) -> dict[str, Any]:
+    """Make copies of all sessions of a group."""
+    asked = _request(request, GroupForkRequest)
+    return group_fork.fork_group(config, ref, request=asked, reporter=reporter).to_dict()
+
+
 _OPERATIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "run": run,
     "dump": dump,
@@ -132,6 +139,7 @@ _OPERATIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "migrate": migrate,
     "group-dump": group_dump,
     "group-restore": restore_group,
+    "group-fork": fork_group,
 }
 
 

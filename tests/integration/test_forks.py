@@ -6,92 +6,21 @@ import os
 import re
 import signal
 import socket
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import oracle
 from support.api import program
+from support.asking import Asked
 from support.command import PROJECT, Home
-from support.keeper import Keeper, wait_until
-from support.operating import TIMEOUT, Operators
+from support.keeper import wait_until
+from support.operating import TIMEOUT
 
 pytestmark = pytest.mark.integration
 
 _MIB = 48
-_PROGRAM = f"""
-import hashlib, os, random, socket, sys
-data = bytearray(random.Random(7).randbytes({_MIB} << 20))
-kept = []
-digest = lambda of: hashlib.blake2b(of, digest_size=8).hexdigest()  # the terminal is narrow
-print("ready", flush=True)
-for line in sys.stdin:
-    number, _, text = line.partition(" ")
-    print(f"={{number}}= {{eval(text)}}", flush=True)
-"""
 _DIGEST = "digest(data)"
-
-
-class Asked(Operators):
-    """Sessions of a program that evaluates what is typed."""
-
-    def __init__(self, keeper: Keeper, home: Home) -> None:
-        super().__init__(keeper, home)
-        self._number = 0
-        self.program = home.path / "program.py"
-        self.program.write_text(_PROGRAM)
-
-    def begin(self, name: str, *options: str) -> None:
-        """Start it."""
-        self("run", "-d", "--name", name, *options, "--", sys.executable, self.program)
-        self("wait", name, "--match", "ready", "--timeout", TIMEOUT)
-
-    def ask(self, name: str, text: str) -> str:
-        """What the program of a session makes of an expression."""
-        self._number += 1
-        self("send", name, "--text", f"{self._number} {text}", "--enter")
-        pattern = f"={self._number}= ([^\\r\\n]*)[\\r\\n]"
-        self("wait", name, "--match", pattern, "--timeout", TIMEOUT)
-        found = re.search(pattern, self.text("capture", name, "--scrollback") + "\n")
-        assert found is not None
-        return found.group(1).strip()
-
-    def names(self) -> set[str]:
-        """The names of the sessions that run."""
-        return {one["session"] for one in self("ls") if one["state"] == "running"}
-
-    def keepers(self) -> list[Path]:
-        """The sockets of keepers."""
-        folder = self.home.run / "templates"
-        return list(folder.iterdir()) if folder.exists() else []
-
-
-@pytest.fixture
-def asked(keeper: Keeper, home: Home) -> Iterator[Asked]:
-    sessions = Asked(keeper, home)
-    sessions("store", "init")
-    yield sessions
-    sessions.close()
-    wait_until(lambda: not sessions.keepers(), TIMEOUT, "no keeper is left")
-
-
-def test_a_dump_with_another_run_folder(asked: Asked, tmp_path: Path) -> None:
-    """It does not find the keeper, and says so; with the right one it is stored, whatever other
-    keepers there are.
-    """
-    asked.begin("work")
-    (copy,) = asked("fork", "work")["forks"]
-    elsewhere = {"CRIUCTL_RUN_DIR": str(tmp_path / "run")}
-    refused = asked("dump", copy["pid"], env=elsewhere, check=False)
-    assert refused["exit_code"] == 5 and "another run folder" in str(refused["error"])
-    place = tmp_path / "templates"
-    place.mkdir()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        other.bind(str(place / "0123456789abcdef.socket"))
-        other.listen()
-        assert asked("dump", "work-1")["session"] == "work-1"
 
 
 def _private(root: int) -> int:
@@ -116,8 +45,25 @@ def _keeper_pids(home: Home) -> list[int]:
     return sorted(parents, key=lambda pid: parents[pid] in parents)
 
 
-def test_copies_of_a_live_session(asked: Asked) -> None:
+def test_a_dump_with_another_run_folder(asked: Asked, tmp_path: Path) -> None:
+    """It does not find the keeper, and says so; with the right one it is stored, whatever other
+    keepers there are.
+    """
     asked.begin("work")
+    (copy,) = asked("fork", "work")["forks"]
+    elsewhere = {"CRIUCTL_RUN_DIR": str(tmp_path / "run")}
+    refused = asked("dump", copy["pid"], env=elsewhere, check=False)
+    assert refused["exit_code"] == 5 and "another run folder" in str(refused["error"])
+    place = tmp_path / "templates"
+    place.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(place / "0123456789abcdef.socket"))
+        other.listen()
+        assert asked("dump", "work-1")["session"] == "work-1"
+
+
+def test_copies_of_a_live_session(asked: Asked) -> None:
+    asked.begin("work", mib=_MIB)
     digest = asked.ask("work", _DIGEST)
     body = asked("fork", "work", "-n", 3)
     assert body["from"] == "work" and body["frozen_ms"] > 0 and body["warnings"] == []
@@ -152,7 +98,7 @@ def test_copies_of_a_live_session(asked: Asked) -> None:
 
 def test_a_snapshot_of_a_copy_has_all_of_its_memory(asked: Asked) -> None:
     """It stores only what differs, and is that of a session like any other."""
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     rest = asked.ask("work", "digest(data[1 << 20:])")
     [one] = asked("fork", "work", "--as", "copy")["forks"]
     asked.ask("copy", "data.__setitem__(slice(0, 1 << 20), os.urandom(1 << 20))")
@@ -173,7 +119,7 @@ def test_a_snapshot_of_a_copy_has_all_of_its_memory(asked: Asked) -> None:
 
 
 def test_copies_of_a_stored_checkpoint(asked: Asked) -> None:
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     asked.ask("work", "kept.append(1)")
     asked("dump", "work")
     body = asked("fork", "work@1", "-n", 4, "--prefix", "branch")
@@ -186,7 +132,7 @@ def test_copies_of_a_stored_checkpoint(asked: Asked) -> None:
 
 
 def test_copies_have_ports_of_their_own(asked: Asked) -> None:
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     port = asked.ask(
         "work", "kept.append(socket.create_server(('127.0.0.1', 0))) or kept[0].getsockname()[1]"
     )
@@ -199,16 +145,9 @@ def test_copies_have_ports_of_their_own(asked: Asked) -> None:
         assert asked.ask(one["session"], "kept[0].getsockname()[1]") == port
 
 
-def _hook(asked: Asked, text: str) -> None:
-    hook = asked.home.path / "hooks" / "pre-restore" / "10-hook"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(f'#!/bin/sh\ncase "$CRIUCTL_HOOK_SESSION" in {text} esac\n')
-    hook.chmod(0o700)
-
-
 def test_one_copy_fails(asked: Asked) -> None:
-    asked.begin("work")
-    _hook(asked, "work-2) exit 10;;")
+    asked.begin("work", mib=_MIB)
+    asked.hook("work-2) exit 10;;")
     command = asked.start("fork", "work", "-n", 3)
     assert command.process.wait(120) == 11, command.output()
     states = {one["session"]: one["state"] for one in command.json()["forks"]}
@@ -221,8 +160,8 @@ def test_one_copy_fails(asked: Asked) -> None:
 
 def test_all_copies_fail(asked: Asked) -> None:
     """Then the checkpoint that was made for them goes, too."""
-    asked.begin("work")
-    _hook(asked, "*) exit 10;;")
+    asked.begin("work", mib=_MIB)
+    asked.hook("*) exit 10;;")
     refused = asked("fork", "work", "-n", 2, check=False)
     assert refused["exit_code"] == 10
     assert {one["session"] for one in asked("ls")} == {"work"}
@@ -230,10 +169,10 @@ def test_all_copies_fail(asked: Asked) -> None:
 
 
 def test_an_interrupted_fork_leaves_nothing(asked: Asked) -> None:
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     gate = asked.home.path / "gate"
     os.mkfifo(gate)
-    _hook(asked, f"work-2) read nothing < '{gate}';;")
+    asked.hook(f"work-2) read nothing < '{gate}';;")
     command = asked.start("fork", "work", "-n", 2)
     wait_until(lambda: "work-1" in asked.names(), TIMEOUT, "the first copy runs")
     command.process.kill(signal.SIGINT)
@@ -246,7 +185,7 @@ def test_an_interrupted_fork_leaves_nothing(asked: Asked) -> None:
 
 def test_a_killed_keeper_ends_its_copies(asked: Asked) -> None:
     """They must not go on with zeros; the original does not need it."""
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     body = asked("fork", "work", "-n", 2)
     first, _guardian = _keeper_pids(asked.home)
     os.kill(first, signal.SIGKILL)
@@ -258,7 +197,7 @@ def test_a_killed_keeper_ends_its_copies(asked: Asked) -> None:
 
 
 def test_a_killed_guardian_is_replaced(asked: Asked) -> None:
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     digest = asked.ask("work", _DIGEST)
     asked("fork", "work")
     _first, guardian = _keeper_pids(asked.home)
@@ -281,7 +220,7 @@ def test_copies_have_workspaces_of_their_own(asked: Asked) -> None:
     (work / "data").mkdir()
     (work / "data" / "note").write_text("old")
     (work / "link").symlink_to("data/note")
-    asked.begin("work", "--workspace", str(work))
+    asked.begin("work", "--workspace", str(work), mib=_MIB)
     asked.ask(
         "work",
         "kept.extend([open('log', 'w'), open('gone', 'w+'), socket.socket(socket.AF_UNIX), "
@@ -317,15 +256,15 @@ def test_copies_have_workspaces_of_their_own(asked: Asked) -> None:
 def test_a_copy_that_fails_leaves_no_workspace(asked: Asked) -> None:
     work = asked.home.path / "work"
     work.mkdir()
-    asked.begin("work", "--workspace", str(work))
-    _hook(asked, "work-2) exit 10;;")
+    asked.begin("work", "--workspace", str(work), mib=_MIB)
+    asked.hook("work-2) exit 10;;")
     command = asked.start("fork", "work", "-n", 2, "--fork-workspace")
     assert command.process.wait(120) == 11, command.output()
     assert [one.name for one in work.parent.glob("work.*")] == ["work.work-1"]
 
 
 def test_the_time_to_live_ends_a_copy(asked: Asked) -> None:
-    asked.begin("work")
+    asked.begin("work", mib=_MIB)
     asked("fork", "work", "--ttl", "2s")
     asked("wait", "work-1", "--exit", "--timeout", TIMEOUT, check=False)
     assert asked.names() == {"work"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
+from support.asking import Asked, Team
 from support.hooking import HookFolder
-from support.keeper import wait_until
+from support.keeper import Keeper, wait_until
 from support.linked import Exchange
-from support.operating import Operators
+from support.operating import TIMEOUT, Operators
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -162,6 +164,28 @@ def test_what_a_unix_socket_holds(operators: Operators) -> None:
     operators("send", "connect", "--enter")
     operators("wait", "connect", "--match", "b'answer'")
     operators("kill", "--group", "two", "--timeout", "0")
+
+
+def test_a_second_try_fills_no_queue_twice(asked: Asked, keeper: Keeper) -> None:
+    """A PID is taken after the look at it, so one member is restored again."""
+    Team(asked, "--host-pids")
+    asked.ask("agent", "kept[0].send(b'once')")
+    pid = asked("status", "db")["pid"]
+    asked("dump", "--group", "team")
+    gate, there = asked.home.path / "gate", asked.home.path / "there"
+    os.mkfifo(gate)
+    asked.hook(f"db) [ -e '{there}' ] || {{ : > '{there}'; read nothing < '{gate}'; }};;")
+    command = asked.start("restore", "--group", "team")
+    wait_until(there.exists, TIMEOUT, "the hook has begun")
+    taken = asked.occupy(keeper, pid)
+    gate.write_text("\n")
+    assert command.process.wait(TIMEOUT * 2) == 0, command.output()
+    taken.kill()
+    started = [e for e in asked("events") if e["operation"] == "restore"]
+    assert len(started) == len(Team.NAMES)
+    assert asked("status", "db")["pid"] != pid
+    assert asked.ask("db", "kept[0].recv(99)") == "b'once'"
+    assert asked.ask("db", "__import__('select').select([kept[0]], [], [], 0)[0]") == "[]"
 
 
 def test_an_agent_and_its_redis(operators: Operators) -> None:

@@ -98,9 +98,11 @@ def test_from_the_wheel_to_a_restored_session(installed: Installed) -> None:
     installed.run("criuctl", "kill", "first")
     assert installed.answer("ps") == []
 
-    for name in ("ui", "metrics", "mcp", "acp"):
-        hint = installed.answer(name, code=13)["error"]["hint"]
-        assert hint == f"`{installed.bin}/python -m pip install 'criuctl[{name}]'` installs it."
+    share = ("share", "first", "--via", "ssh://relay.example")
+    for words in (("ui",), ("metrics",), ("mcp",), ("acp",), share):
+        hint = installed.answer(*words, code=13)["error"]["hint"]
+        extra = f"criuctl[{words[0]}]"
+        assert hint == f"`{installed.bin}/python -m pip install '{extra}'` installs it."
 
 
 def _run(installed: Installed) -> Any:

@@ -9,6 +9,7 @@ import click
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..descriptions import print_failure
+from ..grouping import group_option, only_with_group, print_forked
 from ..pages import page
 from ..text import duration, plural, printable
 
@@ -40,17 +41,25 @@ def _span(_ctx: click.Context, _param: click.Parameter, value: str | None) -> fl
         ("Three copies of a live session, work-1 to work-3:", "criuctl fork work -n 3"),
         ("Of a checkpoint, under other names:", "criuctl fork work@2 -n 20 --prefix try"),
         ("End all of them:", "criuctl kill --forks-of work"),
+        ("Three copies of a whole group, team-1 to team-3:", "criuctl fork --group team -n 3"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
     see_also=["restore", "snapshot", "kill"],
 )
 @click.argument(
     "ref",
+    required=False,
     shell_complete=complete.checkpoint_ref,
     help=(
         "The name of a session that runs here; else a checkpoint: NAME (its newest one), NAME@N "
         "or the begin of an id."
     ),
+)
+@group_option(
+    "Copy all members of a group, with the connections among them: as they are now, or, if none "
+    "runs, of the group's newest checkpoint; or of its N-th (negative counts from the end).  "
+    "[default: REF]",
+    "GROUP[@N]",
 )
 @click.option(
     "-n",
@@ -59,13 +68,14 @@ def _span(_ctx: click.Context, _param: click.Parameter, value: str | None) -> fl
     metavar="COUNT",
     default=1,
     show_default=True,
-    help="So many copies.",
+    help="So many copies, or sets of copies.",
 )
 @click.option(
     "--prefix",
     metavar="NAME",
-    help="Name them NAME-1, NAME-2 and so on, without names that are taken.  [default: the "
-    "session's own name]",
+    help="Name them NAME-1, NAME-2 and so on, without names that are taken; of a group, the sets "
+    "NAME-1 and so on, and their sessions NAME-SESSION-1 and so on.  [default: the own name of the "
+    "session or group; SESSION-1 and so on]",
 )
 @click.option(
     "--as",
@@ -89,7 +99,8 @@ def _span(_ctx: click.Context, _param: click.Parameter, value: str | None) -> fl
 @pass_app
 def fork(
     app: App,
-    ref: str,
+    ref: str | None,
+    group: str | None,
     count: int,
     prefix: str | None,
     new_name: str | None,
@@ -107,9 +118,21 @@ def fork(
     is taken, and files of its own where its original has them open for writing and has changed
     them.
 
+    With --group each set of copies is a group of its own: all of it runs, or none does. See
+    `criuctl help linked-sessions`.
+
     If some copies fail, the others run, and the exit status is 11. If all fail, or the command is
     interrupted, nothing is left.
     """
+    only_with_group(group, ref, "REF", **{"as": new_name, "fork-workspace": fork_workspace})
+    if group is not None:
+        with app.reporting(bars=False) as reporter:
+            from ...ops.group_fork import GroupForkRequest, fork_group
+
+            asked = GroupForkRequest(count=count, prefix=prefix, ttl=ttl)
+            sets = fork_group(app.config, group, request=asked, reporter=reporter)
+        return print_forked(app, sets)
+    assert ref is not None
     with app.store_coming(), app.reporting(bars=False) as reporter:
         from ...ops.fork import ForkRequest
         from ...ops.fork import fork as make

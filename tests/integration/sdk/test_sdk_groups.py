@@ -41,5 +41,12 @@ def test_a_group_comes_back(operators: Operators) -> None:
         team.kill(0)
     with pytest.raises(NoSuchCheckpoint):
         Group("other").checkpoints()
+    copies = team.fork(2, prefix="try", ttl=3600)
+    assert [copy.name for copy in copies] == ["try-1", "try-2"]
+    assert list(copies[1].sessions()) == ["try-one-2", "try-two-2"]
+    with Session.connect("try-two-2", kind="agent") as session:
+        assert session.exec("echo $x").output == "2\n"
+    for copy in copies:
+        copy.kill(0)
     for session in members:
         session.close()

@@ -75,6 +75,11 @@ def test_it_is_found_again(pid: int, known: dict[str, object]) -> None:
     assert network_choice.find(_manifest(known, "another boot"), copy=False) == Place("private")
 
 
+def test_one_that_was_made_for_several_trees_is_taken(known: dict[str, object]) -> None:
+    shared = Place("shared", "/proc/7/ns/net")
+    assert network_choice.find(_manifest(known), copy=True, shared=shared.path) == shared
+
+
 def test_one_that_criu_has_saved_is_made_again_if_it_is_gone(known: dict[str, object]) -> None:
     saved = known | {"mode": "dumped"}
     assert network_choice.find(_manifest(saved), copy=False).mode == "existing"

@@ -69,6 +69,21 @@ def codes(plan: RestorePlan, level: str) -> list[str]:
     return [f.code for f in plan.findings if f.level == level]
 
 
+def test_the_copies_of_a_group_share_a_network() -> None:
+    """Connections among them are kept there, and none leads out of it."""
+    linked = replace(CONNECTION, fd=6, linked="db", local="10.0.0.1:41000")
+    outside = replace(CONNECTION, policy="reconnect")
+    held = manifest(connections=(LISTENER, linked, outside))
+    there = facts(netns=Place("shared", "/proc/7/ns/net"))
+    options = PlanOptions(copy=True, grouped=True, network="/proc/7/ns/net")
+    plan = make_plan(held, there, options)
+    assert (plan.net, plan.net_source, plan.pids) == ("shared", "/proc/7/ns/net", "private")
+    assert plan.policies == {(100, 6): "keep", (100, 5): "hangup"}
+    assert codes(plan, "error") == [] and "netns-new" in codes(plan, "warning")
+    alone = make_plan(held, facts(netns=Place("private")), PlanOptions(copy=True, grouped=True))
+    assert codes(alone, "error") == ["address"], "the other end is in another network"
+
+
 def test_nothing_in_the_way() -> None:
     plan = make_plan(manifest(), facts(), PlanOptions())
     assert (plan.pids, plan.net, plan.policies, plan.findings) == ("same", "host", {}, ())
