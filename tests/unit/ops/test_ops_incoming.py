@@ -147,8 +147,8 @@ def test_a_signal_when_it_was_let_run_waits_until_that_is_sent(
     arrival = site.arrival(site.move("work", "c" * 32))
     arrival.word = "go"
 
-    def restored(*_args: Any, held: Any, **_wishes: Any) -> RestoreResult:
-        held([])
+    def restored(*_args: Any, partners: Any, **_wishes: Any) -> RestoreResult:
+        partners.held([])
         os.kill(os.getpid(), signal.SIGTERM)
         return RestoreResult("c" * 32, "work", 2, 4711, 4711, 1.0, False, "same", [], [])
 
@@ -177,8 +177,8 @@ def test_what_fails_when_it_runs_is_no_failure_of_its_restore(
     arrival.word = "go"
     taken_away: list[str] = []
 
-    def restored(*_args: Any, held: Any, **_wishes: Any) -> RestoreResult:
-        held([])
+    def restored(*_args: Any, partners: Any, **_wishes: Any) -> RestoreResult:
+        partners.held([])
         site.runs(move, "c" * 32)
         raise OSError(errno.EMFILE, "Too many open files")
 
