@@ -185,8 +185,8 @@ def test_a_link_that_has_ended_is_worth_nothing(operators: Operators) -> None:
             await _closed(terminal)
             await _closed(live)
             await _closed(short)
-        letter = "A" if revoked.token[0] != "A" else "B"
         again = await owner.link("web", "write")
+        letter = "A" if again.token[0] != "A" else "B"
         for token in (
             revoked.token,
             brief.token,

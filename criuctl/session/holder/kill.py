@@ -19,7 +19,7 @@ from ...errors import CriuctlError
 from ...proc.procfs import read_lines, read_text
 from ...proc.tree import ProcessIdentity
 from .event_loop import Loop
-from .processes import Tree
+from .processes import Tree, adopts
 from .session_state import SessionState
 
 _LOOK = 0.02  # seconds between two looks
@@ -48,13 +48,19 @@ class Kills:
         if not grace:
             self._tree.signal(signal.SIGKILL, members)
         elif self.under_way == 1:
-            self._tree.signal(signal.SIGTERM, members)
+            self._tree.signal(signal.SIGTERM, filter(self._is_no_init, members))
             self._tree.signal(signal.SIGHUP, filter(_wants_hangup, members))
         self._tree.thaw()
         if self._session.state == "paused":
             self._session.run_again()
             self._session.set_state("running")
         self._look(time.monotonic() + grace, set(members), done)
+
+    def _is_no_init(self, process: ProcessIdentity) -> bool:
+        """Return whether it is not the session's init, which would pass SIGTERM on to a program
+        that has got it already.
+        """
+        return process != self._tree.root or not adopts(process.pid)
 
     def _look(self, hard: float, seen: set[ProcessIdentity], done: Callable[[int], None]) -> None:
         members = self._tree.members()

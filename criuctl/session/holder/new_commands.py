@@ -34,7 +34,7 @@ from .event_loop import READ, Loop, Timer
 from .foreground_report import ForegroundReport
 from .helper_processes import HelperProcesses
 from .operators import Refused
-from .processes import Tree
+from .processes import Tree, adopts
 
 # Not imported: a holder that runs no such command stays small.
 _PROC = Path(foreground.__file__).parent
@@ -72,7 +72,7 @@ class NewCommands:
     ) -> Command:
         """Start a command; `options` are ``cwd``, ``env`` and ``user``."""
         root = self._tree.root
-        if root is None or not _adopts(root.pid):
+        if root is None or not adopts(root.pid):
             raise Refused("state", "the session's first process is not an init that adopts")
         env, cwd = self._surroundings(root)
         env |= options.get("env") or {}
@@ -332,12 +332,3 @@ class NewCommands:
 def _name(command: Command) -> str:
     """Return the beginning of the names of a command's files."""
     return f"criuctl-{command.id}"
-
-
-def _adopts(pid: int) -> bool:
-    """Whether a process is an init that adopts orphans, and reaps children it does not know."""
-    try:
-        words = read_raw(f"/proc/{pid}/cmdline").split(b"\0")
-    except OSError:
-        return False
-    return os.path.basename(words[0]) == b"tini" and b"-s" in words[1:2]

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import CriuctlError
-from ...proc.procfs import read_bytes
+from ...proc.procfs import read_bytes, read_raw
 from ...proc.tree import ProcessIdentity, children
 from ...proc.vforks import waits_in_vfork
 from .cgroup import SessionGroup
@@ -318,6 +318,17 @@ def reap(on_exit: Callable[[int, int], None]) -> None:
         if pid == 0:
             return
         on_exit(pid, status)
+
+
+def adopts(pid: int) -> bool:
+    """Return whether a process is the init of a session: it adopts orphans, reaps children that it
+    does not know, and passes signals on to the first program.
+    """
+    try:
+        words = read_raw(f"/proc/{pid}/cmdline").split(b"\0")
+    except OSError:
+        return False
+    return os.path.basename(words[0]) == b"tini" and b"-s" in words[1:2]
 
 
 def exit_code(status: int) -> tuple[int, int | None]:

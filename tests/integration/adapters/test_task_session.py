@@ -93,8 +93,8 @@ def test_several_that_end_it_at_once(job: Job) -> None:
         second = pool.submit(end, TASK)
         wait_until(lambda: audit.read_text().count('"kill"') == 2, TIMEOUT, "the second asks")
         (job.folder / "hold").unlink()
-        assert first.result()
-        second.result()  # whether it still found something running is a matter of time
+        ended = [first.result(), second.result()]
+    assert any(ended), "one of them, or both, found it running"
     job.check_ended(known)
     job.finish()
     assert run(TASK, Program([str(job.program)])) == 3
