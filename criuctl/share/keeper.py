@@ -42,7 +42,7 @@ from .tunnel import Tunnel
 _LOOK = 0.5  # seconds between two looks at the clock
 _OPENS = 40.0  # seconds for the tunnel to stand for the first time
 _LAST_WORDS = 2.0  # seconds for a guest to see how the session ended
-_REASON = 0.5  # seconds for the reason to pass through the tunnel; nothing else does by then
+_REASON = 2.0  # seconds for the reason to pass through the tunnel; nothing else does by then
 _HOLDER_BACK = 60.0  # seconds for a holder of the same session to come back
 _MOST_LOGGED = 100  # lines
 OPERATOR = "criuctl-share"  # the keeper's own connection to the holder
