@@ -127,6 +127,8 @@ class TrackedMemory:
             if durable:
                 self._writer.adapt(before)
         self._leave_busy()
+        for task in self.tasks.values():
+            task.settle()
         self._writer.wait_hashed()
 
     def _measured(self, size: int, before: WriterStats, seconds: float) -> Round:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from msgspec import Struct, field
 
@@ -34,6 +36,7 @@ class Task(Struct, eq=False):
     # they were read only now
     last: list[tuple[int, int, int]] = field(default_factory=list)
     hidden: list[Range] = field(default_factory=list)
+    _settled: list[Range] | None = None  # the known pages, joined; None: not since the last note
 
     @property
     def key(self) -> ImageKey:
@@ -54,6 +57,7 @@ class Task(Struct, eq=False):
 
     def note(self, pieces: Sequence[Range], number: int) -> None:
         """Note the pages of one window: the number of the first; -1: they were not read."""
+        self._settled = None
         window = pieces[0][0] // WINDOW
         numbers = self.read.get(window)
         if numbers is None:
@@ -79,18 +83,32 @@ class Task(Struct, eq=False):
         known = [number for number in self.read.get(window, ()) if number != _UNKNOWN]
         return not known or known[-1] - known[0] == len(known) - 1
 
+    def settle(self) -> None:
+        """Join the known pages to runs, so that a look at the frozen process is short."""
+        runs: list[Range] = []
+        for window in sorted(self.read):
+            numbers, base = self.read[window], window * WINDOW
+            parts = [(base, base + WINDOW)] if _UNKNOWN not in numbers else _runs(base, numbers)
+            for start, end in parts:
+                if runs and runs[-1][1] == start:
+                    runs[-1] = (runs[-1][0], end)
+                else:
+                    runs.append((start, end))
+        self._settled = runs
+
     def known(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the parts of this range whose pages are known, and those that are not."""
-        parts: list[tuple[int, int, bool]] = []
-        for low, high in _windows(start, end):
-            numbers = self._slice(low, high)
-            runs = [(low, high, True)] if _UNKNOWN not in numbers else list(_divided(low, numbers))
-            for part in runs:
-                if parts and parts[-1][2] == part[2]:
-                    parts[-1] = (parts[-1][0], part[1], part[2])
-                else:
-                    parts.append(part)
-        return iter(parts)
+        if self._settled is None:
+            self.settle()
+        runs = self._settled or []
+        at = bisect_right(runs, start, key=itemgetter(1))  # the first that ends after it
+        while start < end:
+            low, high = runs[at] if at < len(runs) else (end, end)
+            if start < low:
+                yield start, min(low, end), False
+            if low < end:
+                yield max(start, low), min(high, end), True
+            start, at = min(high, end), at + 1
 
     def numbers(self, start: int, end: int) -> Sequence[int]:
         """Return the numbers of the loose pages of a range that is known."""
@@ -113,6 +131,14 @@ def _windows(start: int, end: int) -> Iterator[Range]:
         start = stop
 
 
-def _divided(start: int, numbers: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
-    for place, number in enumerate(numbers):
-        yield start + place * PAGE, start + (place + 1) * PAGE, number != _UNKNOWN
+def _runs(start: int, numbers: Sequence[int]) -> list[Range]:
+    """Return the runs of known pages of a window that begins at `start`."""
+    runs: list[Range] = []
+    for at in range(start, start + len(numbers) * PAGE, PAGE):
+        if numbers[(at - start) // PAGE] == _UNKNOWN:
+            continue
+        if runs and runs[-1][1] == at:
+            runs[-1] = (runs[-1][0], at + PAGE)
+        else:
+            runs.append((at, at + PAGE))
+    return runs
