@@ -19,7 +19,7 @@ import pytest
 from support.command import Criuctl, Home
 from support.hooking import HookFolder
 from support.keeper import wait_until
-from support.tracking import keepers, registered
+from support.tracking import keepers, opened, registered
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -135,13 +135,13 @@ def test_of_hostile_memory_each_byte_is_of_the_moment_of_the_freeze(
         wait_until(lambda turns=turns: animal.ask()["turns"] > turns, 60, "it runs on")
         how = record(criuctl, report)
         assert differing(saved, criuctl, report["checkpoint"]) == [], how
-        assert how["way"] == "tracked", how
+        if how["way"] == "frozen":  # it has written too much since: all was left to CRIU
+            assert how["why"] and not keepers(criuctl.home)
+            return
         for path in saved.iterdir():
             path.unlink()
     assert how["known"] > 8 * MIB, how
-    assert not [
-        fd for fd in Path(f"/proc/{animal.pid}/fd").iterdir() if "userfaultfd" in os.readlink(fd)
-    ]
+    assert "[userfaultfd]" not in opened(animal.pid)
     (keeper,) = keepers(criuctl.home)
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: not registered(animal.pid), 60, "nothing is left in the process")

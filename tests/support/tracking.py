@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from .command import Home
@@ -12,6 +14,15 @@ def registered(pid: int) -> list[str]:
     """The flags of the mappings of a process whose writes are tracked."""
     flags = re.findall(r"^VmFlags:(.*)$", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
     return [line for line in flags if " uw" in line]
+
+
+def opened(pid: int) -> str:
+    """What the descriptors of a process lead to."""
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            found.append(os.readlink(fd))
+    return " ".join(found)
 
 
 def keepers(home: Home) -> list[int]:
