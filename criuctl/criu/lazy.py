@@ -32,8 +32,8 @@ from ..proc.child import Child
 from ..proc.syscalls import Readable
 from ..proc.tree import ProcessIdentity
 from .driver import folder_path
+from .lazy_socket import SOCKET_NAME
 
-_SOCKET_NAME = "lazy-pages.socket"  # CRIU's name, in its work folder
 _PID = struct.Struct("=i")  # negative for a zombie, which has no memory
 _FINISHED = 0x52535446  # in its place: the tree is about to run
 _START_TIMEOUT = 10.0  # seconds for the watcher to answer
@@ -74,7 +74,7 @@ class LazyPages:
     def __enter__(self) -> LazyPages:
         """Listen for CRIU."""
         try:
-            self._listener.bind(f"{folder_path(self._folder)}/{_SOCKET_NAME}")
+            self._listener.bind(f"{folder_path(self._folder)}/{SOCKET_NAME}")
             self._listener.listen()
             self._start_watcher()
             self._arrival.start()

@@ -17,7 +17,8 @@ const ACTIONS = {
   },
   fork: {
     title: "Fork",
-    text: (name) => `A running copy of ${name} is made, which goes on from this moment. Both use the same files: the copy writes into them as well.`,
+    text: (name) => `A running copy of ${name} is made, which goes on from this moment. `
+      + "Both use the same files: the copy writes into them as well.",
     action: "Make a copy",
   },
   dump: {
