@@ -16,6 +16,9 @@ library only.
     @inside.before_checkpoint  # and after_restore, after_fork
     def flush(): ...
 
+    @inside.on_copy  # `random` and `numpy.random` have new seeds; also without a function
+    def take_new_keys(): ...
+
     inside.identity()  # {"session": "web", "incarnation": 3, "checkpoint": "...",
                        #  "restored": "2025-..."}, or None
     inside.report()    # the same, with "connections": the outcome of each connection, as in
@@ -42,6 +45,7 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -66,11 +70,14 @@ __all__ = [
     "after_restore",
     "before_checkpoint",
     "checkpoint",
+    "generation",
     "identity",
     "invalidate_if",
     "mark_progress",
+    "on_copy",
     "progress",
     "report",
+    "reseed",
     "step",
 ]
 
@@ -354,11 +361,47 @@ def after_fork(function: _F) -> _F:
     return _register(_FORKED, function)
 
 
+def on_copy(function: _F | None = None) -> _F | None:
+    """Call `reseed`, and then `function`, after each restore: each may have made one of several
+    copies, which have the same past. See `before_checkpoint`.
+
+    Other than `after_restore` and `after_fork` it is for what must never be the same in two copies:
+    seeds, keys, identities.
+    """
+    for event in (_RESTORED, _FORKED):
+        _register(event, reseed)
+        if function is not None:
+            _register(event, function)
+    return function
+
+
+def reseed() -> None:
+    """Give the global generators of `random` and, if it is loaded, of `numpy.random` new seeds from
+    the kernel. Generators that the program has made itself stay as they are.
+    """
+    random.seed()
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed()
+
+
+def generation() -> str:
+    """Return what is never the same in two lives of this session, nor in two copies; "" outside a
+    session. A program that keeps what must be its own compares it before each use.
+    """
+    try:
+        with open(os.path.join(_session_folder(), "generation")) as file:
+            return file.read().partition(" ")[0]
+    except OSError:
+        return ""
+
+
 def _register(event: str, function: _F) -> _F:
     global _former, _functions_of
     if _functions_of != os.getpid():
         _functions.clear()
     known = _functions.setdefault(event, [])
+    if function in known:
+        return function
     if known or not _session_folder():
         known.append(function)
         return function

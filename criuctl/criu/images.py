@@ -13,7 +13,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import Damaged
@@ -143,6 +143,12 @@ class ImageSet:
     def pids(self) -> list[int]:
         """Return the PIDs of all processes, root first, in the tree's PID namespace."""
         return [entry.pid for entry in read(self.folder, "pstree.img", "PSTREE")]
+
+    def memories(self) -> Iterator[tuple[int, Any]]:
+        """Yield PID and memory description of each process that has one."""
+        for name in self.names():
+            if match := re.fullmatch(r"mm-(\d+)\.img", name):
+                yield int(match[1]), read(self.folder, name, "MM")[0]
 
     def stopped(self) -> set[int]:
         """Return the PIDs of the processes stopped by a signal, in the tree's PID namespace."""

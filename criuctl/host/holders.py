@@ -33,6 +33,7 @@ from .registry import SessionRecord
 if TYPE_CHECKING:
     from ..session.client.session import Session
     from ..session.launch.daemon import WarmHolders
+    from ..session.launch.spawn import Inside
     from ..session.terminal import Pty
 
 _GONE = 10.0  # seconds for a holder that was asked to end
@@ -69,6 +70,7 @@ class RestoredHolder:
         self._session: Session | None = None
         # a folder, and where the tree's namespaces must show it
         self.shown: tuple[str, str] | None = None
+        self._folder: Inside | None = None  # what the session reads
         self._started = self._adopted = False
 
     @property
@@ -186,7 +188,7 @@ class RestoredHolder:
             return None
         from ..session.launch.spawn import Inside
 
-        inside = Inside.of(self._config.run_dir, self._record.name, private=private)
+        self._folder = inside = Inside.of(self._config.run_dir, self._record.name, private=private)
         restored = {
             "checkpoint": self._manifest.id,
             "host": self._manifest.host.name,
@@ -219,6 +221,8 @@ class RestoredHolder:
         """
         if self._session is None:
             return
+        if self._folder is not None:
+            self._folder.renew()
         main = main_terminal([record for record, _ in ptys])
         for record, pty in ptys:
             if record is not main:

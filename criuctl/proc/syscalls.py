@@ -78,6 +78,24 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
     return _checked(_c().syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
 
 
+class _Piece(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def read_process(pid: int, address: int, length: int) -> bytes:
+    """Return memory of another process; less if a part of it is not mapped.
+
+    Other than ``/proc/PID/mem``, this waits for pages that a userfaultfd has to bring.
+    """
+    buffer = ctypes.create_string_buffer(length)
+    here, there = _Piece(ctypes.addressof(buffer), length), _Piece(address, length)
+    pieces = ctypes.byref(here), 1, ctypes.byref(there), 1
+    count = _checked(_c().process_vm_readv(pid, *pieces, ctypes.c_ulong(0)))
+    return buffer.raw[:count]
+
+
 def io_priority(tid: int) -> int:
     """Return the I/O priority of a thread: its class, shifted by 13 bits, and the level.
 

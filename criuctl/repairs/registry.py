@@ -21,6 +21,7 @@ from .interrupted_calls import InterruptedCalls
 from .large_mappings import LargeMappings
 from .late_signals import LateSignals
 from .memfd_seals import MemfdSeals
+from .openssl_generators import OpensslGenerators
 from .parent_death_signal import ParentDeathSignal
 from .processor_affinity import ProcessorAffinity
 from .removed_segments import RemovedSegments
@@ -29,6 +30,7 @@ from .resource_limits import ResourceLimits
 from .socket_pairs import SocketPairs
 from .thread_attributes import ThreadAttributes
 from .timerfds import TimerDescriptors
+from .wiped_memory import WipedMemory
 
 ALL: tuple[type[Repair], ...] = (
     LateSignals,  # first at a dump: what comes later is lost
@@ -49,6 +51,8 @@ ALL: tuple[type[Repair], ...] = (
     ResourceLimits,
     ProcessorAffinity,
     ThreadAttributes,
+    WipedMemory,
+    OpensslGenerators,
     InterruptedCalls,
 )
 

@@ -14,8 +14,9 @@ the root.
 
 Inside, ``CRIUCTL_SESSION`` and ``CRIUCTL_SESSION_ID`` name the session.  The folder
 ``CRIUCTL_SESSION_DIR`` has the file ``session.json`` with what may change: a restore writes it
-again before the tree runs (`Inside.write`).  In namespaces the folder is at the same place on every
-host, so the variable stays right.
+again before the tree runs (`Inside.write`); and the file ``generation``, whose content is another
+one in each life of the tree (`Inside.renew`).  In namespaces the folder is at the same place on
+every host, so the variable stays right.
 """
 
 from __future__ import annotations
@@ -91,6 +92,19 @@ class Inside:
         temporary.write_text(json.dumps(body) + "\n")
         temporary.chmod(0o644)  # whatever the umask is
         temporary.replace(self.folder / "session.json")
+        self.renew()
+
+    def renew(self) -> None:
+        """Write a new generation: 128 random bits, and the time in nanoseconds.
+
+        The file stays the same one, of the same size, so that programs can watch it, keep it open
+        or map it. A restore writes it once more when everything of that is in place again and the
+        tree does not run yet.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.folder / "generation", flags, 0o644), "w") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(f"{os.urandom(16).hex()} {time.time_ns()}\n")
 
 
 def spawn_session(request: SpawnRequest) -> Spawned:
