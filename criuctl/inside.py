@@ -56,7 +56,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 __all__ = [
     "Checkpoint",
@@ -361,6 +361,10 @@ def after_fork(function: _F) -> _F:
     return _register(_FORKED, function)
 
 
+@overload
+def on_copy(function: _F) -> _F: ...
+@overload
+def on_copy(function: None = None) -> None: ...
 def on_copy(function: _F | None = None) -> _F | None:
     """Call `reseed`, and then `function`, after each restore: each may have made one of several
     copies, which have the same past. See `before_checkpoint`.
@@ -399,6 +403,7 @@ def _register(event: str, function: _F) -> _F:
     global _former, _functions_of
     if _functions_of != os.getpid():
         _functions.clear()
+        _functions_of = os.getpid()
     known = _functions.setdefault(event, [])
     if function in known:
         return function
@@ -412,7 +417,6 @@ def _register(event: str, function: _F) -> _F:
             del _functions[event]
             text = "functions around checkpoints have to be registered in the main thread"
             raise StepError(text, "bad-request") from None
-    _functions_of = os.getpid()
     known.append(function)
     try:
         _answer({"op": "callbacks", "events": sorted(_functions)})

@@ -33,7 +33,7 @@ from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..report import Reporter
 from ..restore import template
-from ..restore.outcome import RestoreResult
+from ..restore.outcome import RestoreResult, warn_of_generators
 from ..restore.partners import Partners
 from ..restore.relocation import Relocation
 from ..restore.request import RestoreRequest
@@ -152,6 +152,7 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
             reader = repository.reader(reporter)
             kept = stack.enter_context(template.made(config, manifest, reader))
         forks = _restored(config, manifest, asked, kept, warm, reporter, whole=request.whole)
+    warn_of_generators(reporter)
     return ForkResult(
         ref,
         manifest.id,

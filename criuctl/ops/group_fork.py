@@ -30,6 +30,7 @@ from ..host.group_member import RestoredMember
 from ..host.registry import check_name, check_outside
 from ..report import Reporter
 from ..restore import template
+from ..restore.outcome import warn_of_generators
 from ..restore.request import RestoreRequest
 from ..session.launch.daemon import WarmHolders
 from .fork import LABEL, MOST, Fork, copied, end_copies, forget_copies, fork_of
@@ -147,6 +148,7 @@ def fork_group(
         ends = None if request.ttl is None else time.time() + request.ttl
         making = _Sets(config, manifests, kept, warm, ends, reporter)
         sets = making.all_of(names, whole=request.whole)
+    warn_of_generators(reporter)
     return GroupForkResult(
         ref,
         found,

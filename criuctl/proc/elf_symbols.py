@@ -22,6 +22,7 @@ _PLTRELSZ, _STRTAB, _SYMTAB, _RELA, _RELASZ, _STRSZ, _JMPREL = 2, 5, 6, 7, 8, 10
 _GNU_HASH, _RELACOUNT = 0x6FFFFEF5, 0x6FFFFFF9
 _FILLED_BY_NAME = (6, 7)  # R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT
 _MAX_HEADERS, _MAX_DYNAMIC, _MAX_TABLE, _MAX_CHAIN = 64, 1 << 14, 16 << 20, 1 << 10
+_MAX_ADDRESS = 1 << 47
 
 Read = Callable[[int, int], bytes]
 
@@ -81,7 +82,8 @@ class ElfSymbols:
                 continue
             offset = _RELOCATION.size * self._dynamic.get(others, 0)  # those have no name
             length = self._dynamic.get(size, 0) - offset
-            entries = self._take(self._address(table) + offset, length) if length > 0 else b""
+            length = max(0, length // _RELOCATION.size * _RELOCATION.size)
+            entries = self._take(self._address(table) + offset, length) if length else b""
             slots: dict[int, int] = {
                 info >> 32: self._bias + place
                 for place, info, _ in _RELOCATION.iter_unpack(entries)
@@ -111,7 +113,7 @@ class ElfSymbols:
 
     def _is(self, index: int, name: bytes) -> bool:
         place = self._address(_STRTAB) + self._symbol(index)[0]
-        return self._read(place, len(name) + 1) == name + b"\0"
+        return place < _MAX_ADDRESS and self._read(place, len(name) + 1) == name + b"\0"
 
     def _symbol(self, index: int) -> tuple[int, ...]:
         place = self._address(_SYMTAB) + _SYMBOL.size * index
@@ -131,7 +133,7 @@ class ElfSymbols:
         return int(_WORD.unpack(self._take(address, 4))[0])
 
     def _take(self, address: int, length: int) -> bytes:
-        if not 0 <= address < 1 << 47 or not 0 <= length <= _MAX_TABLE:
+        if not 0 <= address < _MAX_ADDRESS or not 0 <= length <= _MAX_TABLE:
             raise ValueError("its symbols are damaged")
         data = self._read(address, length)
         if len(data) != length:

@@ -105,7 +105,7 @@ class OpensslGenerators(Repair):
             for file in files if inner in tree.pids else ():
                 try:
                     self._change(tree.pids[inner], file)
-                except (OSError, ValueError, struct.error, CriuctlError) as error:
+                except (OSError, ValueError, CriuctlError) as error:
                     tree.reporter.warning(
                         f"PID {inner}: OpenSSL in {file.path} cannot notice that this may be a "
                         f"copy: {error}",
@@ -141,7 +141,7 @@ def _place(pid: int, file: _File) -> _Place:
     try:
         symbols = ElfSymbols(partial(read_process, pid), file.start)
         function = symbols.function(_FORK_ID)
-    except ValueError:
+    except (OSError, ValueError):
         if library:
             raise
         return _Place()  # a program of another kind

@@ -37,7 +37,7 @@ from ..proc import folder_walk
 from ..proc.mounts import read_mounts
 from ..proc.tree import ProcessIdentity, read_tree, wait_ended
 from ..quoting import quoted
-from ..report import Finding, summarised
+from ..report import Finding, Reporter, summarised
 from .newest import Found
 
 if TYPE_CHECKING:
@@ -247,6 +247,14 @@ def next_incarnation(
     return SessionRecord(
         name, manifest.session.id, incarnation=newest + 1, forked_from=forked_from
     ), head
+
+
+def warn_of_generators(reporter: Reporter) -> None:
+    """Warn, once for all copies that a command makes, of what they cannot be kept from sharing."""
+    reporter.warning(
+        "random generators that a program has seeded itself give the same numbers in each copy",
+        "`criuctl help forks` lists some, and what a program can do.",
+    )
 
 
 def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:

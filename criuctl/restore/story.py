@@ -189,6 +189,8 @@ def restore(
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
         claim.clear()
+    if request.copy and not request.forked_from:
+        outcome.warn_of_generators(reporter)
     hooks.run("post-resume")
     reporter.step("done")
     return _result(criu_part, found, home, root, began=began)

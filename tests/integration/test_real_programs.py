@@ -286,8 +286,7 @@ def test_make_in_the_middle_of_a_build(zoo: Zoo, trip: Trip) -> None:
 
 def test_java(zoo: Zoo, trip: Trip) -> None:
     """A JVM with its garbage collector and compiler threads."""
-    if shutil.which("javac") is None and shutil.which("java") is None:
-        pytest.skip("no Java on this machine; it is too large to be installed for one test")
+    need("javac")
     (port,) = free_ports(1)
     source = zoo.home / "Counter.java"
     source.write_text(f"""

@@ -118,6 +118,9 @@ def fork(
     is taken, and files of its own where its original has them open for writing and has changed
     them.
 
+    Copies do not go on with the same random numbers of the kernel or of OpenSSL. What they still
+    share, and how a program learns that it is a copy, is in `criuctl help forks`.
+
     With --group each set of copies is a group of its own: all of it runs, or none does. See
     `criuctl help linked-sessions`.
 

@@ -1,4 +1,6 @@
-"""Copies of one checkpoint never go on with the same random numbers."""
+"""One copy of a session tells nothing of the random numbers of another: a peer that sees the
+numbers of one cannot predict the keys, identifiers and cookies of its sisters.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ import pytest
 from servers.common import free_ports
 from servers.postgresql import binary
 from support.asking import Asked
+from support.command import PROJECT
 from support.keeper import wait_until
 from support.operating import TIMEOUT
 
@@ -29,9 +32,9 @@ class Lives:
     def __init__(self, asked: Asked, program: str, *arguments: str, workspace: Path) -> None:
         self.folder = asked.home.path / "lives"
         self.folder.mkdir()
-        path = Path(__file__).parent / "programs" / program
-        command = ("--", sys.executable, path, self.folder, *arguments)
-        asked("run", "-d", "--name", "work", "--workspace", workspace, *command)
+        path = PROJECT / "tests" / "integration" / "programs" / program
+        options = ("-d", "--name", "work", "--workspace", workspace)
+        asked("run", *options, "--", sys.executable, path, self.folder, *arguments)
 
     def shown(self, count: int) -> Sequence[dict[str, Any]]:
         """What the lives have shown, when so many have."""
@@ -51,7 +54,7 @@ def test_python(asked: Asked) -> None:
     for name in ("work", "other"):
         asked("restore", checkpoint, *(("--as", name) if name != "work" else ()))
     shown = lives.shown(23)
-    for key in ("openssl", "random", "generation"):
+    for key in ("openssl", "random", "kernel", "generation"):
         assert len({one[key] for one in shown}) == 23
     assert [one["wiped"] for one in shown].count(False) == 1
 
@@ -101,13 +104,14 @@ def _generators(folder: Path) -> dict[str, Any]:
     (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=nginx))
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     as_user = ["env", f"LD_PRELOAD={folder}/user.so", "LC_ALL=C.UTF-8"]
-    for argv in (
+    tools: list[list[str | Path]] = [
         ["javac", folder / "Generator.java"],
         ["openssl", *_CERTIFICATE.split(), "-keyout", folder / "key", "-out", folder / "cert"],
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "host"],
         ["gcc", "-shared", "-fPIC", "-o", folder / "user.so", folder / "user.c"],
         [*as_user, binary("initdb"), "-D", folder / "data", "-U", "u", "-A", "trust", "-N"],
-    ):
+    ]
+    for argv in tools:
         subprocess.run(argv, check=True, timeout=120, stdin=subprocess.DEVNULL)
     options = f"-D {folder}/data -k {folder} -p {postgres} -c listen_addresses= -F -B 16MB"
     return {
