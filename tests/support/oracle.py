@@ -635,8 +635,9 @@ def _memory(pid: int) -> dict[str, str]:
     )
     try:
         for start, end, perms, offset, path, flags in _smaps(pid):
-            # MAP_DROPPABLE, as of the random numbers of newer C libraries: no checkpoint has it
-            if "dp" in flags.split():
+            # MAP_DROPPABLE, as of the random numbers of newer C libraries: no checkpoint has it.
+            # Memory that a fork would wipe, and what OpenSSL takes for its PID: see `repairs`.
+            if {"dp", "wf"} & {*flags.split()} or "/libcrypto" in path:
                 continue
             anonymous_shared = path.startswith(("/dev/zero", "/memfd:", "/SYSV"))
             if (

@@ -118,6 +118,8 @@ def anonymous(place: Place) -> Step:
     for advice in ADVICES:
         if place.random.random() < 0.15 and not (shared and advice == WIPEONFORK):
             libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(pages * PAGE), advice)
+            if advice == WIPEONFORK:
+                written = []  # a restore wipes it
     if place.random.random() < 0.2:
         call(SYS_MLOCK2, ctypes.c_void_p(address), ctypes.c_size_t(PAGE), place.one([0, 1]))
     protected = place.random.randrange(pages)
