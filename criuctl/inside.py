@@ -380,10 +380,12 @@ def on_copy(function: _F | None = None) -> _F | None:
 
 
 def reseed() -> None:
-    """Give the global generators of `random` and, if it is loaded, of `numpy.random` new seeds from
-    the kernel. Generators that the program has made itself stay as they are.
+    """Give the global generators of `random` and, if they are loaded, of `numpy.random` and `ssl`
+    new seeds from the kernel. Generators that the program has made itself stay as they are.
     """
     random.seed()
+    if (ssl := sys.modules.get("ssl")) is not None:  # an OpenSSL that no restore can find, too
+        ssl.RAND_add(os.urandom(32), 32.0)
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
 

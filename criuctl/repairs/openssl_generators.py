@@ -1,11 +1,11 @@
 """OpenSSL's random generators: a copy must not go on with the numbers of its original.
 
-Before each use, a generator of OpenSSL (1.1.1 and newer) compares ``getpid()`` with the number that
-it noted when it was seeded; another number means that there was a fork, and it takes a new seed
-from the kernel. The copies of a tree have the same PIDs, each in a namespace of its own, so none of
-them would notice. So what OpenSSL takes for its PID is changed: a few instructions return the PID,
-combined with a number that is another one in each restore. They do so in later children, too, which
-still notice that they were forked.
+Before each use, a generator of OpenSSL (1.1.1d and newer) compares ``getpid()`` with the number
+that it noted when it was seeded; another number means that there was a fork, and it takes a new
+seed from the kernel. The copies of a tree have the same PIDs, each in a namespace of its own, so
+none of them would notice. So what OpenSSL takes for its PID is changed: a few instructions return
+the PID, combined with a number that is another one in each restore. They do so in later children,
+too, which still notice that they were forked.
 
 In a library these instructions lie after its code, in a part of the last page that belongs to
 nothing, and the library's reference to ``getpid`` (of no other file) leads to them. A program that
@@ -39,7 +39,8 @@ from ..proc.memory import PAGE
 from ..proc.syscalls import read_process
 from .base import Repair, RestoredTree, RestoreImages
 
-_LIBRARY = re.compile(r"(libcrypto|fips)[-.].*")
+# The library, its FIPS provider, and Python's package cryptography, which contains it.
+_LIBRARY = re.compile(r".*/((libcrypto|fips)[-.]|cryptography/hazmat/bindings/_rust\b)[^/]*")
 _FORK_ID, _GETPID = b"openssl_get_fork_id", b"getpid"
 _ENTRY = bytes.fromhex("f30f1efa")  # endbr64
 # push 39 (getpid); pop rax; syscall; xor eax, NUMBER; ret
@@ -85,7 +86,7 @@ class OpensslGenerators(Repair):
     def amend_restore(self, restore: RestoreImages) -> None:
         """Note where the files are mapped."""
         paths = {e.id: path_of(e.reg) for e in restore.images.files() if e.HasField("reg")}
-        libraries = {path for path in paths.values() if _LIBRARY.match(os.path.basename(path))}
+        libraries = {path for path in paths.values() if _LIBRARY.fullmatch(path)}
         for pid, memory in restore.images.memories():
             candidates = libraries | {paths.get(memory.exe_file_id, "")} - {""}
             areas = [
@@ -137,7 +138,7 @@ def _executable(areas: Iterable[tuple[Any, str]], path: str) -> list[tuple[int, 
 
 def _place(pid: int, file: _File) -> _Place:
     """Return where this file asks for the PID; nowhere if it does not contain OpenSSL."""
-    library = _LIBRARY.match(os.path.basename(file.path))
+    library = _LIBRARY.fullmatch(file.path)
     try:
         symbols = ElfSymbols(partial(read_process, pid), file.start)
         function = symbols.function(_FORK_ID)

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from criuctl import inside
 from criuctl.proc.elf_symbols import ElfSymbols
 
@@ -69,6 +71,7 @@ name = "first"
 while True:
     values = {
         "openssl": ssl.RAND_bytes(8).hex(),
+        "key": ec.generate_private_key(ec.SECP256R1()).private_numbers().private_value,
         "random": random.random(),
         "kernel": kernel(),
         "wiped": memory[:] == bytes(8192),
