@@ -100,6 +100,10 @@ class ElfSymbols:
                     return slot
         return None
 
+    def code(self) -> list[int]:
+        """Return where its code begins."""
+        return [at for at, _size, flags in self._segments if flags & _EXECUTABLE]
+
     def unused_code(self, length: int) -> int | None:
         """Return where the last page of its code has so many bytes that belong to nothing."""
         for at, size, flags in self._segments:

@@ -53,7 +53,6 @@ _FILLING = frozenset(bytes.fromhex("662e0f1f8440440090cc80"))  # what assemblers
 class _File(NamedTuple):
     """A file that may contain OpenSSL, in one process."""
 
-    number: int  # in the images
     path: str
     start: int
     code: list[tuple[int, int]]  # where the process may execute it
@@ -64,7 +63,7 @@ class _File(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a file asks for the PID, relative to its beginning; 0 for what it does not have."""
+    """The addresses at which a file asks for the PID; 0 for what it does not have."""
 
     function: int = 0  # OpenSSL's own function
     slot: int = 0  # what has the address of `getpid`
@@ -81,7 +80,6 @@ class OpensslGenerators(Repair):
 
     def __init__(self) -> None:
         self._files: dict[int, list[_File]] = {}  # by PID in the tree
-        self._places: dict[int, _Place] = {}  # by file
 
     def amend_restore(self, restore: RestoreImages) -> None:
         """Note where the files are mapped."""
@@ -95,7 +93,7 @@ class OpensslGenerators(Repair):
                 if area.flags & mmap.MAP_PRIVATE and (path := paths.get(area.shmid)) in candidates
             ]
             self._files[pid] = [
-                _File(area.shmid, path, area.start, _executable(areas, path))
+                _File(path, area.start, _executable(areas, path))
                 for area, path in areas
                 if area.pgoff == 0 and _executable(areas, path)
             ]
@@ -105,7 +103,7 @@ class OpensslGenerators(Repair):
         for inner, files in self._files.items():
             for file in files if inner in tree.pids else ():
                 try:
-                    self._change(tree.pids[inner], file)
+                    _change(tree.pids[inner], file)
                 except (OSError, ValueError, CriuctlError) as error:
                     tree.reporter.warning(
                         f"PID {inner}: OpenSSL in {file.path} cannot notice that this may be a "
@@ -113,23 +111,25 @@ class OpensslGenerators(Repair):
                         "Its random numbers may be those of another copy.",
                     )
 
-    def _change(self, pid: int, file: _File) -> None:
-        if file.number not in self._places:
-            self._places[file.number] = _place(pid, file)
-        place = self._places[file.number]
-        if place.function:
-            address = file.start + place.function
-            _write_number(pid, address + _jump(read_process(pid, address, _SPACE)))
-        elif place.slot:
-            slot = file.start + place.slot
-            (address,) = struct.unpack("<Q", read_process(pid, slot, 8))
-            if not _is_ours(pid, address):
-                address = file.start + place.room if place.room else _new_page(pid)
-                inject.write_memory(pid, address, _ENTRY)
-                _write_number(pid, address + len(_ENTRY))
-                inject.write_memory(pid, slot, struct.pack("<Q", address))
-            else:
-                _write_number(pid, address + len(_ENTRY))
+
+def _change(pid: int, file: _File) -> None:
+    """Change the PID that OpenSSL sees in one file of a process.
+
+    What another process has in its memory of the same file must not decide where this one is
+    written to: it may belong to another user.
+    """
+    place = _place(pid, file)
+    if place.function:
+        _write_number(pid, place.function + _jump(read_process(pid, place.function, _SPACE)))
+    elif place.slot:
+        (address,) = struct.unpack("<Q", read_process(pid, place.slot, 8))
+        if _is_ours(pid, address):
+            _write_number(pid, address + len(_ENTRY))
+            return
+        address = place.room or _new_page(pid)
+        inject.write_memory(pid, address, _ENTRY)
+        _write_number(pid, address + len(_ENTRY))
+        inject.write_memory(pid, place.slot, struct.pack("<Q", address))
 
 
 def _executable(areas: Iterable[tuple[Any, str]], path: str) -> list[tuple[int, int]]:
@@ -146,20 +146,20 @@ def _place(pid: int, file: _File) -> _Place:
         if library:
             raise
         return _Place()  # a program of another kind
+    if not all(map(file.executes, symbols.code())):
+        return _Place()  # mapped only to be read
     if platform.machine() != "x86_64" and (library or function is not None):
         raise PlatformError("it is only supported on x86-64")
     if function is not None:
         address, size = function
         if address % _SPACE or size > _SPACE or not file.executes(address):
             raise ValueError(f"its {_FORK_ID.decode()} is another function")
-        return _Place(function=address - file.start)
+        return _Place(function=address)
     slot = symbols.slot(_GETPID) if library else None
     if slot is None:
         return _Place()
     room = symbols.unused_code(_CODE)
-    if room is None or not file.executes(room):
-        return _Place(slot=slot - file.start)
-    return _Place(slot=slot - file.start, room=room - file.start)
+    return _Place(slot=slot, room=room if room and file.executes(room) else 0)
 
 
 def _jump(code: bytes) -> int:

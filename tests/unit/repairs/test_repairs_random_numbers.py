@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import subprocess
@@ -14,9 +15,8 @@ import pytest
 
 from criuctl.proc.elf_symbols import ElfSymbols
 from criuctl.proc.mappings import mappings
-from criuctl.proc.syscalls import read_process
+from criuctl.proc.syscalls import address_of, read_process
 from criuctl.repairs import openssl_generators
-from criuctl.repairs.openssl_generators import OpensslGenerators
 
 _PROGRAM = """
 import os, ssl
@@ -49,7 +49,7 @@ def library(pid: int) -> openssl_generators._File:
     """libcrypto in a process."""
     areas = [one for one in mappings(pid) if Path(one.path).name.startswith("libcrypto")]
     code = [(one.start, one.end) for one in areas if "x" in one.perms]
-    return openssl_generators._File(1, areas[0].path, areas[0].start, code)
+    return openssl_generators._File(areas[0].path, areas[0].start, code)
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -66,13 +66,24 @@ def test_the_number_of_openssl(
     before = read_process(pid, slot, 8)
     places, codes = set(), set()
     for _ in range(3):
-        OpensslGenerators()._change(pid, file)
+        openssl_generators._change(pid, file)
         places.add(place := int.from_bytes(read_process(pid, slot, 8), "little"))
         codes.add(read_process(pid, place, 15))
         print(file=process.stdin, flush=True)
         answer(process)
     assert len(places) == 1 and place != int.from_bytes(before, "little") and len(codes) == 3
     assert file.executes(place) is room
+
+
+def test_a_library_that_is_read() -> None:
+    """A program may map the file as data, which stays as it is."""
+    file = library(os.getpid())
+    with open(file.path, "rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE)
+    start = address_of(memoryview(data))
+    before = hashlib.sha256(data).digest()
+    openssl_generators._change(os.getpid(), file._replace(start=start))
+    assert hashlib.sha256(data).digest() == before
 
 
 @pytest.mark.parametrize(
