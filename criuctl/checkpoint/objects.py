@@ -23,6 +23,7 @@ The feature ``writer:<32 hex>`` names the write-only host's domain whose keys se
 from __future__ import annotations
 
 import struct
+import threading
 
 from msgspec import Struct
 
@@ -42,6 +43,7 @@ DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE
 _BOUND = OVERHEAD + 1024  # a zstd frame is at most this much longer than its content
 # the header of a frame that zstd skips: its magic, number of bytes that follow
 _SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50
+_per_thread = threading.local()
 
 
 class Kind(Struct, frozen=True):
@@ -229,9 +231,17 @@ def _open(
 ) -> bytes:
     try:
         frame = sealer.open(block, associated)
-        return bytes(Decompressor()(1, frame, size))
+        return bytes(_decompressor()(1, frame, size))
     except SealBroken:
         raise broken(name, "its seal does not fit its content") from None
+
+
+def _decompressor() -> Decompressor:
+    """Return the decompressor of this thread: making one takes longer than opening a head."""
+    decompressor: Decompressor | None = getattr(_per_thread, "decompressor", None)
+    if decompressor is None:
+        decompressor = _per_thread.decompressor = Decompressor()
+    return decompressor
 
 
 def _associated(prefix: bytes, name: str, which: bytes) -> bytes:

@@ -52,7 +52,7 @@ CASES = {
             bench, _largest(asked), scattered=asked.scattered
         )
     ),
-    "store": Case(lambda bench, asked: storage.old_store(bench, *asked.simulated)),
+    "store": Case(lambda bench, asked: storage.old_store(bench, *asked.simulated), stores=True),
     "steps": Case(lambda bench, _: steps.steps(bench)),
     "screens": Case(lambda bench, _: screens.screens(bench)),
     "idle": Case(lambda bench, asked: storage.idle_growth(bench, _largest(asked), asked.snapshots)),

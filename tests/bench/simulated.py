@@ -13,6 +13,8 @@ import os
 import secrets
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,12 +35,14 @@ from criuctl.checkpoint.manifest import (
 from criuctl.checkpoint.packs import PackBuilder, object_name
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import load
+from criuctl.store import open_store
 from criuctl.store.base import Data, as_views
 from criuctl.store.local import LocalStore
 
 PER_SESSION = 50  # checkpoints
 NEEDED = 5  # checkpoints' worth of chunks that one needs
 CHUNK = 64  # bytes
+_WRITERS = 8  # sessions that are written to a bucket at a time
 
 
 class _Hasty(LocalStore):
@@ -130,20 +134,27 @@ class _Session:
 
 
 def simulate(checkpoints: int, chunks: int) -> None:
-    """Make the configured store, which is a folder that does not exist, with that many checkpoints
-    and chunks in it.
+    """Make the configured store, a folder that does not exist or an empty corner of a bucket, with
+    that many checkpoints and chunks in it.
     """
     config = load()
-    with _Hasty(config.store) as store:
+    remote = config.store.startswith("s3:")
+    per_session = min(PER_SESSION, checkpoints)
+    now = datetime.now(UTC)
+    with open_store(config.store, config) if remote else _Hasty(config.store) as store:
         store.create()
         with Repository.init(store, encryption=False, config=config) as repository:
-            buffer = memoryview(bytearray(1 << 20))
-            now = datetime.now(UTC)
-            per_session = min(PER_SESSION, checkpoints)
-            for number in range(checkpoints // per_session):
+
+            def fill(number: int) -> None:
+                buffer = memoryview(bytearray(1 << 20))
                 session = _Session(repository, f"simulated-{number}", chunks // checkpoints, buffer)
                 for hour in range(per_session, 0, -1):
                     session.dump(now - timedelta(hours=hour))
+
+            numbers = range(checkpoints // per_session)
+            with ThreadPoolExecutor(_WRITERS) if remote else nullcontext() as pool:
+                for _ in pool.map(fill, numbers) if pool else map(fill, numbers):
+                    pass
     os.sync()
 
 

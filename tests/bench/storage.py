@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from .cases import GIB, MIB, Bench, count, size_name
 from .errors import BenchFailed
-from .places import Folder
+from .places import Folder, Place
 from .report import SUBJECT, Bound, Section
 from .ways import PROJECT, Criuctl
 
@@ -24,18 +24,25 @@ _WARM = 3  # snapshots before growth is measured
 
 
 def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
-    """A simulated store in a folder: list, prune, garbage collection; plans for the first time on
+    """A simulated store in each place: list, prune, garbage collection; plans for the first time on
     this host, and again.
     """
-    title = f"store of {checkpoints} checkpoints and {chunks} chunks (simulated), local"
-    section = Section(title, {"case": "store", "checkpoints": checkpoints, "chunks": chunks})
-    place = Folder(bench.disk / "simulated")
+    for place in bench.places:
+        yield _old_store(bench, place, checkpoints, chunks)
+
+
+def _old_store(bench: Bench, place: Place, checkpoints: int, chunks: int) -> Section:
+    title = f"store of {checkpoints} checkpoints and {chunks} chunks (simulated), {place.name}"
+    section = Section(
+        title,
+        {"case": "store", "checkpoints": checkpoints, "chunks": chunks, "store": place.name},
+    )
     own = bench.criuctl(place)
     try:
         bench.say(f"simulating a store of {count(checkpoints, 'checkpoint', 'checkpoints')}")
         environment = own.environment()
         environment["PYTHONPATH"] += f":{PROJECT / 'tests'}"
-        place.path("criuctl").parent.mkdir(parents=True, exist_ok=True)
+        place.empty("criuctl")
         bench.commands.run(
             [sys.executable, "-m", "bench.simulated", str(checkpoints), str(chunks)],
             env=environment,
@@ -62,7 +69,7 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
         bench.failures.append(f"{title}: {error}")
     finally:
         own.clean()
-    yield section
+    return section
 
 
 def _measure(

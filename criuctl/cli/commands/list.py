@@ -76,7 +76,7 @@ def list_(app: App, name: str | None, group: str | None) -> int:
 
     listing = list_checkpoints(app.config, name)
     found = [summary.to_dict() for summary in listing.checkpoints]
-    rows = [
+    rows = (  # made only for a table
         (
             f"{printable(s['session'])}@{s['number']}" + (" (pinned)" if s.get("pinned") else ""),
             s["id"][:12],
@@ -87,7 +87,7 @@ def list_(app: App, name: str | None, group: str | None) -> int:
             labels(s["labels"]),
         )
         for s in found
-    ]
+    )
     app.emit_table(
         found,
         _COLUMNS,
