@@ -27,18 +27,18 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from ..errors import PlatformError
 from .child import InterruptsDeferred
 
-_SEIZE, _INTERRUPT, _DETACH, _CONT, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
+_SEIZE, _INTERRUPT, _DETACH, _CONT, TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
 _EXIT_KILL = 0x100000
-_GETREGS, _SETREGS = 12, 13
-_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+GETREGS, SETREGS = 12, 13
+GETSIGMASK, SETSIGMASK = 0x420A, 0x420B
 SYSCALL = _SYSCALL = b"\x0f\x05"
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _AGAIN = (1 << 64) - 514  # the kernel's own "enter the call again, unless a handler has run"
@@ -58,12 +58,13 @@ SIGINFO = 128  # bytes of a siginfo
 _MOST = 1024  # signals of a queue that are read at most
 _TRIES, _PAUSE = 100, 0.002  # to stop a process in the system call in which it waits for us
 
-_PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
+PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 CONNECT, BIND, LISTEN, CHDIR, FCHDIR = 42, 49, 50, 80, 81
 SETGROUPS, SETFSUID, SETFSGID = 116, 122, 123
 MMAP, MUNMAP, MADVISE, DUP3 = 9, 11, 28, 292
-LSEEK, PIDFD_OPEN, PIDFD_GETFD = 8, 434, 438
+LSEEK, PIDFD_OPEN, PIDFD_GETFD, KEYCTL = 8, 434, 438, 250
+F_DUPFD_CLOEXEC = 1030
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
@@ -73,7 +74,7 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class _Registers(ctypes.Structure):
+class Registers(ctypes.Structure):
     """struct user_regs_struct of x86-64."""
 
     _fields_ = [
@@ -129,7 +130,7 @@ def ptrace(request: int, pid: int, address: int = 0, data: object = None) -> int
     return result
 
 
-class _Mask(ctypes.Structure):
+class Mask(ctypes.Structure):
     """The kernel's sigset_t."""
 
     _fields_ = [("signals", ctypes.c_uint64)]
@@ -220,7 +221,7 @@ def interrupt(pid: int) -> None:
 
 def go_on(pid: int, number: int = 0, *, to_syscall: bool = False) -> None:
     """Resume a stopped process with this signal; `to_syscall`: only to the next system call."""
-    ptrace(_TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
+    ptrace(TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
 
 
 def let_go(pid: int, number: int = 0) -> None:
@@ -243,7 +244,7 @@ def end_with(pid: int, code: int) -> bool:
     if not entered or registers.orig_rax != _EXIT_GROUP:
         return False
     registers.rdi = code
-    ptrace(_SETREGS, pid, 0, registers)
+    ptrace(SETREGS, pid, 0, registers)
     return True
 
 
@@ -261,37 +262,39 @@ def calling(pid: int, *, site: int = 0, restart: bool = False) -> Iterator[Calla
     unless the address of a ``syscall`` instruction is given (`site`). With `restart`, a call that
     the stop has ended with EINTR is entered again afterwards.
     """
-    saved, mask = registers_of(pid), _Mask()
+    saved, mask = registers_of(pid), Mask()
     place = site or _call_site(pid, saved)
     if place is None:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
     if restart and saved.rax == _MINUS_EINTR and saved.orig_rax in ENDED_BY_STOPS:
         saved.rax = _AGAIN
-    registers = _Registers.from_buffer_copy(saved)
+    registers = Registers.from_buffer_copy(saved)
 
     def run(number: int, *arguments: int) -> int:
-        registers.rip, registers.rax, registers.orig_rax = (
-            place,
-            number,
-            ctypes.c_ulonglong(-1).value,
-        )
-        for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
-            setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
-        ptrace(_SETREGS, pid, 0, registers)
+        load_call(registers, place, number, arguments)
+        ptrace(SETREGS, pid, 0, registers)
         _to_syscall(pid)
         _to_syscall(pid)
-        ptrace(_GETREGS, pid, 0, registers)
+        ptrace(GETREGS, pid, 0, registers)
         return ctypes.c_longlong(registers.rax).value
 
-    ptrace(_GETSIGMASK, pid, ctypes.sizeof(mask), mask)
-    ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), _Mask(ctypes.c_uint64(-1).value))
+    ptrace(GETSIGMASK, pid, ctypes.sizeof(mask), mask)
+    ptrace(SETSIGMASK, pid, ctypes.sizeof(mask), Mask(ctypes.c_uint64(-1).value))
     try:
         yield run
     finally:
         # from this stop, and not from the exit of a call, the kernel restarts an interrupted call
         _stop(pid, standing=True)
-        ptrace(_SETREGS, pid, 0, saved)
-        ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
+        ptrace(SETREGS, pid, 0, saved)
+        ptrace(SETSIGMASK, pid, ctypes.sizeof(mask), mask)
+
+
+def load_call(registers: Registers, site: int, number: int, arguments: Iterable[int]) -> None:
+    """Make the registers run this system call at the ``syscall`` instruction `site`."""
+    registers.rip, registers.rax = site, number
+    registers.orig_rax = ctypes.c_ulonglong(-1).value
+    for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
+        setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
 
 
 def last_call(pid: int, number: int, *arguments: int) -> int:
@@ -302,20 +305,20 @@ def last_call(pid: int, number: int, *arguments: int) -> int:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
     registers.rip, registers.rax, registers.orig_rax = site, number, ctypes.c_ulonglong(-1).value
     registers.rdi, registers.rsi, registers.rdx = arguments
-    ptrace(_SETREGS, pid, 0, registers)
+    ptrace(SETREGS, pid, 0, registers)
     _to_syscall(pid)
     _to_syscall(pid)
     return ctypes.c_longlong(registers_of(pid).rax).value
 
 
-def registers_of(pid: int) -> _Registers:
+def registers_of(pid: int) -> Registers:
     """Return the registers of a stopped thread."""
-    registers = _Registers()
-    ptrace(_GETREGS, pid, 0, registers)
+    registers = Registers()
+    ptrace(GETREGS, pid, 0, registers)
     return registers
 
 
-def _call_site(pid: int, registers: _Registers) -> int | None:
+def _call_site(pid: int, registers: Registers) -> int | None:
     """Return the address of the ``syscall`` that the stopped process has just left or will enter.
 
     None if there is no such instruction.
@@ -333,7 +336,7 @@ def _to_syscall(pid: int) -> None:
     """
     number = 0
     while True:
-        ptrace(_TO_SYSCALL, pid, 0, number)
+        ptrace(TO_SYSCALL, pid, 0, number)
         stop = _wait_stop(pid)
         if stop == SYSCALL_STOP:
             return
@@ -348,7 +351,7 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
     r10`` as attributes. A thread that is neither just after its call, which ended with EINTR, nor
     just before it is left alone. `BlockingIOError` if the tracer itself is in no system call.
     """
-    size = ctypes.sizeof(_Registers)
+    size = ctypes.sizeof(Registers)
     address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
     memory = os.open(f"/proc/{tracer}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -356,9 +359,9 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
         try:
             with calling(tracer) as run:
                 for tid, wanted in threads.items():
-                    if not _exists(run(_PTRACE, _GETREGS, tid, 0, address), tid):
+                    if not _exists(run(PTRACE, GETREGS, tid, 0, address), tid):
                         continue
-                    registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
+                    registers = Registers.from_buffer_copy(os.pread(memory, size, address))
                     expected = (
                         (wanted.ip, _MINUS_EINTR),
                         (wanted.ip - len(_SYSCALL), wanted.orig_ax),
@@ -375,7 +378,7 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
                             wanted.r10,
                         )
                         os.pwrite(memory, registers, address)
-                        _exists(run(_PTRACE, _SETREGS, tid, 0, address), tid)
+                        _exists(run(PTRACE, SETREGS, tid, 0, address), tid)
         finally:
             os.pwrite(memory, saved, address)
     finally:
@@ -399,7 +402,7 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
                     os.pwrite(
                         memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address
                     )
-                    count = run(_PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
+                    count = run(PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
                     if not _exists(count, tid) or not count:
                         break
                     found.append(os.pread(memory, SIGINFO, address + _PEEK.size))

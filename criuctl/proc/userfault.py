@@ -29,9 +29,9 @@ from functools import cache
 
 from ..errors import CriuctlError, NoSuchProcess
 from . import call_limits, inject, sessionchild
-from .mappings import each_mapping
 from .procfs import all_tids, open_pidfd, read_status, read_text
 from .syscalls import USER_MODE_ONLY, pidfd_getfd, same_file, userfaultfd_number
+from .traced_calls import syscall_site
 from .written_pages import enable
 
 _STOPPING = 1.0  # seconds for a thread to stop
@@ -191,7 +191,7 @@ def _run(pid: int, pidfd: int, tid: int) -> tuple[int, int] | None:
         return None
     if not call_limits.seccomp_filters(tid) <= _harmless_filters():
         raise OSError(errno.EPERM, "a seccomp filter restricts it")
-    with inject.calling(tid, site=_vdso_site(pid), restart=True) as run:
+    with inject.calling(tid, site=syscall_site(pid), restart=True) as run:
         made = run(userfaultfd_number(), os.O_CLOEXEC | os.O_NONBLOCK | USER_MODE_ONLY)
         if made < 0:
             raise OSError(-made, os.strerror(-made))
@@ -218,7 +218,8 @@ def _close_inherited(pid: int, fd: int, number: int) -> None:
                 while _inherited(child, fd, number) and time.monotonic() < until:
                     if _stopped(child):
                         try:
-                            with inject.calling(child, site=_vdso_site(child), restart=True) as run:
+                            site = syscall_site(child)
+                            with inject.calling(child, site=site, restart=True) as run:
                                 run(inject.CLOSE, number)
                         finally:
                             inject.let_go(child)
@@ -238,13 +239,3 @@ def _harmless_filters() -> frozenset[bytes]:
     return frozenset(
         sessionchild.packed(refused) for refused in (["io_uring"], ["mptcp"], ["io_uring", "mptcp"])
     )
-
-
-def _vdso_site(pid: int) -> int:
-    """Return the address of a ``syscall`` instruction in the vDSO."""
-    for mapping in each_mapping(pid):
-        if mapping.path == "[vdso]":
-            at = inject.read_memory(pid, mapping.start, mapping.size).find(inject.SYSCALL)
-            if at >= 0:
-                return mapping.start + at
-    raise OSError(errno.ENOEXEC, "it has no vDSO")
