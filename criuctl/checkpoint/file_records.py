@@ -123,6 +123,8 @@ class InodeRecord(Record, frozen=True):
     device: int = 0
     inode: int = 0
     uid: int = 0
+    gid: int = 0
+    mode: int = 0  # 0: not recorded, nor is `gid`
     # birth time in nanoseconds of unix time; 0 where the file system does not record it
     born: int = 0
     # as in `LinkRecord`: it includes the generation, so no later inode has the same handle
@@ -131,6 +133,7 @@ class InodeRecord(Record, frozen=True):
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
         check_pattern(_HANDLE, self.handle, f"{where}.handle")
+        check_owner_and_mode(self.uid, self.gid, self.mode, where)
 
 
 class ExternalFile(Record, frozen=True):

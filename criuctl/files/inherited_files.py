@@ -61,14 +61,14 @@ def expect(
     """
     expected = Expected(files=held_files(images))
     held: dict[tuple[str, bool], Found | None] = {}
-    with PathLookup(root) as lookup, room_for_descriptors(len(expected.files)):
+    with PathLookup(root) as lookup, room_for_descriptors(len(expected.files)), ExitStack() as now:
         for one in expected.files:
             if one.deleted or one.external:
                 continue
             # of a link, or of where it leads
             key = one.path, bool(one.flags & os.O_PATH and one.flags & os.O_NOFOLLOW)
             if key not in held:
-                held[key] = _found(lookup, one.path, stack, one.flags)
+                held[key] = _found(lookup, one.path, stack, now, one.flags)
             found = held[key]
             if found is None:
                 continue
@@ -96,15 +96,16 @@ def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
     return heldfiles.hand_over(images, expected.descriptors)
 
 
-def _found(lookup: PathLookup, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
-    """Return what is at the path, held until `stack` ends unless root alone controls it; `flags` as
-    for `PathLookup`.
+def _found(
+    lookup: PathLookup, path: str, stack: ExitStack, judging: ExitStack, flags: int
+) -> Found | None:
+    """Return what is at the path, held until `stack` ends, or `judging` if root alone controls it;
+    `flags` as for `PathLookup`.
     """
     try:
         with ExitStack() as now:
             found = now.enter_context(lookup.at(path, flags))
-            if found.fault is not None:
-                stack.push(now.pop_all())
+            (judging if found.fault is None else stack).push(now.pop_all())
             return found
     except OSError:
         return None

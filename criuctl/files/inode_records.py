@@ -1,10 +1,10 @@
 """Records of inodes: evidence for a restore that what is at a path is the file of the dump.
 
-At the dump each path that users other than root control, or that the process could not open itself,
-is recorded with its inode; for sockets and deleted files it is their folder's.  At a restore the
-record is the evidence that what is at the path is the very file of the dump.  It counts only on the
-host that made it (`criuctl.host.key`), because the numbers of another host mean nothing here and
-because a writer of the store must not be able to name /etc/shadow with its inode.
+At the dump each path that users other than root control, or that not every user may open, is
+recorded with its inode, owner and mode; for sockets and deleted files it is their folder's.  At a
+restore the record is the evidence that what is at the path is the very file of the dump.  It counts
+only on the host that made it (`criuctl.host.key`), because the numbers of another host mean nothing
+here and because a writer of the store must not be able to name /etc/shadow with its inode.
 
 An inode number alone is no evidence, because it is reused.  What is compared:
 
@@ -47,7 +47,7 @@ def record(
 ) -> list[InodeRecord]:
     """Return the inodes at the paths of a frozen tree, except those that root alone controls."""
     found: dict[str, InodeRecord] = {}
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int | None]] = set()
     with PathLookup() as lookup:
         for held in _held(tree, opened):
             path, wanted = held.path, held.wanted
@@ -93,17 +93,15 @@ def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
     ]
 
 
-def _is_anybodys(lookup: PathLookup, path: str, status: os.stat_result, wanted: int) -> bool:
-    """Return whether root alone controls the path, it is this file, and every user may open it
-    so.
-    """
+def _is_anybodys(lookup: PathLookup, path: str, status: os.stat_result, wanted: int | None) -> bool:
+    """Return whether the path is root's alone, leads to this file, and every user may open it."""
     try:
         with lookup.at(path) as there:
             if there.fault is not None or not os.path.samestat(there.status, status):
                 return False
             *way, last = [component.mode for component in there.walked]
             passed = all(mode & stat.S_IXOTH for mode in way)
-            return not wanted or (passed and last & wanted == wanted)
+            return wanted is None or (passed and last & wanted == wanted)
     except OSError:  # of another mount namespace
         return False
 
@@ -115,6 +113,8 @@ def _of(path: str, fd: int) -> InodeRecord:
         device=status.st_dev,
         inode=status.st_ino,
         uid=status.st_uid,
+        gid=status.st_gid,
+        mode=status.st_mode,
         born=max(-MAX_INT, min(inodes.born(fd), MAX_INT)),
         handle=inodes.handle(fd),
     )
@@ -122,7 +122,8 @@ def _of(path: str, fd: int) -> InodeRecord:
 
 class _Held(NamedTuple):
     path: str
-    wanted: int  # what others than its owner and group must be allowed to do with it; 0 for root
+    # what others than its owner and group must be allowed to do with it; None: it is root's
+    wanted: int | None
     source: str = ""  # a path to the very file; "": the path itself
     number: int | None = None  # the inode, if `source` may lead elsewhere
 
@@ -134,19 +135,25 @@ def _held(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -
 
 
 def _of_process(process: Process, descriptors: Sequence[Descriptor]) -> Iterator[_Held]:
-    pid, any_uid = process.pid, -1 if process.uid else 0  # root needs no rights
-    folder = (stat.S_IWOTH | stat.S_IXOTH) & any_uid
+    pid = process.pid
+
+    def rights(access: int) -> int | None:
+        return access if process.uids[3] else None  # the user of file access
+
+    folder = rights(stat.S_IWOTH | stat.S_IXOTH)
     for d in descriptors:
         if d.kind == "socket":
             with suppress(CriuctlError, OSError):
                 bound = socketfiles.bound_file(pid, d.fd, deleted=True)
                 if bound:
                     yield _Held(os.path.dirname(bound), folder)
-        elif d.target.startswith("/") and d.kind not in ("tty", "memfd"):
+        elif (
+            d.target.startswith("/") and d.kind != "memfd" and not d.target.startswith("/dev/pts/")
+        ):
             if d.deleted:
                 yield _Held(os.path.dirname(d.target), folder)
             else:
-                wanted = file_access.access_of(d.flags) & any_uid  # os.R_OK is stat.S_IROTH
+                wanted = rights(file_access.access_of(d.flags))  # os.R_OK is stat.S_IROTH
                 yield _Held(d.target, wanted, f"/proc/{pid}/fd/{d.fd}")
     if process.zombie:
         return
@@ -154,7 +161,7 @@ def _of_process(process: Process, descriptors: Sequence[Descriptor]) -> Iterator
         with suppress(OSError):
             target = os.readlink(f"/proc/{pid}/{name}")
             if not target.endswith(_DELETED):
-                yield _Held(target, stat.S_IXOTH & any_uid, f"/proc/{pid}/{name}")
+                yield _Held(target, rights(stat.S_IXOTH), f"/proc/{pid}/{name}")
     with suppress(CriuctlError):
         for m in mappings(pid):
             if m.inode and m.path.startswith("/") and not m.path.startswith(_NO_FILES):
@@ -162,7 +169,7 @@ def _of_process(process: Process, descriptors: Sequence[Descriptor]) -> Iterator
                     yield _Held(os.path.dirname(m.path), folder)
                 else:
                     written = stat.S_IWOTH if m.shared and "w" in m.perms else 0
-                    wanted = (stat.S_IROTH | written) & any_uid
+                    wanted = rights(stat.S_IROTH | written)
                     yield _Held(m.path, wanted, *_mapped(pid, m))
 
 
@@ -178,7 +185,11 @@ def _mapped(pid: int, m: MappedRange) -> tuple[str, int | None]:
 
 
 def _text(session: str, records: Iterable[InodeRecord]) -> str:
-    return json.dumps([session, *(record.to_dict() for record in records)], sort_keys=True)
+    known = [record.to_dict() for record in records]
+    for one in known:
+        if not one["mode"]:  # of a criuctl that did not record it
+            del one["mode"], one["gid"]
+    return json.dumps([session, *known], sort_keys=True)
 
 
 def mac(config: Config, session: str, records: Sequence[InodeRecord]) -> str:

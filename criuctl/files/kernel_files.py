@@ -16,10 +16,39 @@ from ..checkpoint.manifest import Manifest
 from ..criu.images import ImageSet, path_of
 from ..criu.procfiles import about
 from ..host.registry import boot_id
+from ..proc.trustedpath import fs_type
 from ..report import Finding
 
 _PLACES = ("/proc/", "/sys/")
+_SYSFS, _CGROUP, _CGROUP2 = 0x62656572, 0x27E0EB, 0x63677270  # f_type of statfs(2)
+_KERNELS = {
+    *(_SYSFS, _CGROUP, _CGROUP2),
+    *(0x9FA0, 0x64626720, 0x74726163, 0xCAFE4A11),  # proc, debugfs, tracefs, bpf
+    *(0x73636673, 0x62656570, 0xDE5E81E4),  # securityfs, configfs, efivarfs
+    *(0xF97CFF8C, 0x43415D53, 0x6165676C),  # selinuxfs, smackfs, pstore
+    *(0x42494E4D, 0x7655821, 0x65735543),  # binfmt_misc, resctrl, fusectl
+}
 _GROUPS = "/sys/fs/cgroup/"
+_STATISTICS = frozenset(  # below /proc
+    (
+        *("cpuinfo", "diskstats", "filesystems", "interrupts", "loadavg", "mdstat", "meminfo"),
+        *("partitions", "stat", "swaps", "uptime", "version", "vmstat", "zoneinfo"),
+        *("pressure/cpu", "pressure/io", "pressure/memory"),
+    )
+)
+
+
+def is_kernels(fd: int) -> bool:
+    """Return whether a file is on a file system that the kernel fills."""
+    return fs_type(fd) in _KERNELS
+
+
+def is_harmless(path: str, fd: int, access: int) -> bool:
+    """Return whether such a file says the same whatever the rights of the process that has opened
+    it: a setting, a number or a statistic that is read.
+    """
+    numbers = path.removeprefix("/proc/") in _STATISTICS
+    return access == os.R_OK and (numbers or fs_type(fd) in (_SYSFS, _CGROUP, _CGROUP2))
 
 
 def missing(images: ImageSet, manifest: Manifest, *, copy: bool) -> Iterator[Finding]:

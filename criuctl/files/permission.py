@@ -2,18 +2,25 @@
 
 A name does not prove which file it leads to at the time of the restore: a user who controls a
 folder or link on the way decides that.  RULE: a restore gives no process a file that it could not
-have.  A process gets what is at a recorded path if
+have.  Root's processes may open everything; any other gets what is at a recorded path if
 
-1. root alone controls every component: no other user can have put another file there.  If the
-   process could not open it itself, it must be certain that it had the file at the dump: the
-   checkpoint proves it by this host's seal, came from an encrypted store, or straight from another
-   host; or
-2. it is the very inode of the dump (`inode_records`), or was made by this restore; or
-3. the process could open it itself, in that mode, with its own credentials, over links made only by
-   root and its own user.  Where others could have put it there (a folder like /tmp, a group's
-   folder, a root process in a user's folder), it must in addition belong to the owner that it had
-   at the dump, or to the process's user, and have no second name: then it is not something that
-   another user has put in its place.
+1. it is the very inode of the dump (`inode_records`), or was made by this restore; or
+2. the process could open it itself, now and in that mode, with its own credentials, over links made
+   only by root and its own user.  Where others could have put it there (a folder like /tmp, a
+   group's folder, a root process in a user's folder), it must in addition belong to the owner that
+   it had at the dump, or to the process's user, and have no second name: then it is not something
+   that another user has put in its place; or
+3. root has opened it for the program: root alone controls every component of the path, no other
+   program can have written the checkpoint (it came from an encrypted store, or straight from
+   another host), and owner, group and mode of what is there are not stricter than they were at the
+   dump.
+
+That root alone controls a path proves nothing by itself: root may have put a file there that is for
+no other user.
+
+What the kernel itself fills (/proc, sysfs, control groups, debugfs) has no inode that proves
+anything: what `/proc/PID/mem` is changes with what the process executes.  Only 2 holds for it, and
+the process opens it again with its own credentials before it runs (`criuctl.restore.own_files`).
 
 `Judge` does so for one file, at each stage: in the plan (`trust_findings`), right before CRIU opens
 it (`inherited_files`), and on what the restored process really holds
@@ -28,7 +35,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
-from ..checkpoint.file_records import InodeRecord
+from ..checkpoint.file_records import FileRecord, InodeRecord
 from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu.heldfiles import HeldFile, Use, is_bad_flag
@@ -38,7 +45,7 @@ from ..proc.credentials import Credentials
 from ..proc.path_control import Found
 from ..proc.trustedpath import Fault, Place
 from ..report import Finding
-from . import inode_records
+from . import inode_records, kernel_files
 
 CODE = "untrusted-path"
 _ROOTS = "owned by root, not writable by others"
@@ -69,7 +76,7 @@ class Judge(Struct, frozen=True):
 
     manifest: Manifest
     known: Mapping[str, InodeRecord]
-    owners: Mapping[str, int]  # path -> owner at the dump
+    records: Mapping[str, FileRecord | InodeRecord]  # path -> what was there at the dump
     holders: Mapping[int, Credentials]  # PIDs in the tree
     # no other program can have written the checkpoint, or all its processes are root's
     certain: bool
@@ -91,19 +98,38 @@ class Judge(Struct, frozen=True):
         """
         certain = authentic or not any(user.uid for user in holders.values())
         known = inode_records.known(config, manifest)
-        owners = {record.path: record.uid for record in manifest.files}
-        owners |= {record.path: record.uid for record in manifest.inodes}
-        return cls(manifest, known, owners, holders, certain, made)
+        records: dict[str, FileRecord | InodeRecord] = {one.path: one for one in manifest.files}
+        records |= {one.path: one for one in manifest.inodes}
+        return cls(manifest, known, records, holders, certain, made)
 
     def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
         """Return why a process that holds `held` may not have what was found at its path; `root` as
         for `PathLookup`.
         """
-        if found.fault is None and self.certain:
-            return None
         wanted = list(_wanted(held, self.holders))
+        if kernel_files.is_kernels(found.fd):
+            return self._kernels(held, found, wanted)
         unproven = self._unproven(held.path, found, wanted)
         return unproven or self._objection(held.path, found, wanted, root)
+
+    def _kernels(
+        self, held: HeldFile, found: Found, wanted: Iterable[tuple[int, int, Use | None]]
+    ) -> Objection | None:
+        """Return why a process may not have a file that the kernel fills."""
+        path = held.path
+        for pid, access, use in wanted:
+            user = self.holders.get(pid)
+            if user is None or user.opens_all:
+                continue
+            if not found.walked or not file_access.may_open(user, found.walked, access):
+                text = f"user {user.uid} may not open it so now, and the kernel fills it"
+                return Objection(path, use, Fault(path, text, ""))
+            bound = use is None or held.external
+            if bound and access and not kernel_files.is_harmless(path, found.fd, access):
+                text = "no process can open it again: it is in a message on a socket, or comes "
+                text += "from another mount namespace"
+                return Objection(path, use, Fault(path, text, ""))
+        return None
 
     def folder_objection(
         self,
@@ -139,18 +165,38 @@ class Judge(Struct, frozen=True):
         """Return why a process may not have what is at a path of root's; None for any other
         path.
         """
-        if found.fault is not None or self.certain or path in self.known:
+        if found.fault is not None or self.is_same(path, found):
+            return None
+        change = self._change(path, found.status)
+        if change is None:
             return None
         for pid, access, use in wanted:
             user = self.holders.get(pid)
             if user is None or user.uid == 0:
                 continue
             if not file_access.may_open(user, found.walked, access):
-                text = (
-                    f"user {user.uid} may not open it so, and nothing proves that the tree had it:"
-                    " the store is not encrypted, and this host has not made the checkpoint"
-                )
-                return Objection(path, use, Fault(path, text, ""))
+                return Objection(path, use, Fault(path, f"user {user.uid} {change}", ""))
+        return None
+
+    def _change(self, path: str, now: os.stat_result) -> str | None:
+        """Return why root may not have opened what is there for the program; None if nothing says
+        so.
+        """
+        record = self.known.get(path) or self.records.get(path)
+        if not self.certain and path not in self.known:
+            return (
+                "may not open it so, and nothing proves that the tree had it: the store is not"
+                " encrypted, and this host has not made the checkpoint"
+            )
+        if record is None or not record.mode:
+            return "may not open it so, and it is not the file of the dump"
+        then = stat.S_IMODE(record.mode)
+        if (now.st_uid, now.st_gid) != (record.uid, record.gid) or then & ~now.st_mode:
+            return (
+                f"may not open it so, and it is another file than at the dump: {now.st_uid}:"
+                f"{now.st_gid} {stat.S_IMODE(now.st_mode):04o}, not {record.uid}:{record.gid} "
+                f"{then:04o}"
+            )
         return None
 
     def link_objection(self, held: HeldFile, origin: str, fd: int) -> Objection | None:
@@ -168,7 +214,7 @@ class Judge(Struct, frozen=True):
             user = self.holders.get(pid)
             if user is None:
                 continue
-            owners = {user.uid, self.owners.get(origin, user.uid)}
+            owners = {user.uid, self._owner(origin, user)}
             strange = found.status.st_uid not in owners
             if strange or not file_access.may_open(user, [component], access):
                 text = f"user {user.uid} may not open what its other name leads to now"
@@ -193,6 +239,11 @@ class Judge(Struct, frozen=True):
             if (fault := self._fault(path, found, user, access, root)) is not None:
                 return Objection(path, use, fault)
         return None
+
+    def _owner(self, path: str, user: Credentials) -> int:
+        """Return the owner at the dump of what was at the path, or `user` if that is not known."""
+        record = self.records.get(path)
+        return record.uid if record is not None else user.uid
 
     def is_same(self, path: str, found: Found) -> bool:
         """Return whether it is the very inode of the dump, or one that this restore has made."""
@@ -225,7 +276,7 @@ class Judge(Struct, frozen=True):
     def _strange(self, path: str, way: Fault, user: Credentials, place: Place) -> Fault | None:
         """Return why a file may be another user's, at a path where others can put files."""
         status = place.status
-        owners = {user.uid, self.owners.get(path, user.uid)}
+        owners = {user.uid, self._owner(path, user)}
         if status.st_uid not in owners:
             owner = f"it belongs to user {status.st_uid} now and is not the file of the dump"
             return Fault(way.component, f"{owner} ({way.reason})", way.remedy)

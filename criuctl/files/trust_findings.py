@@ -1,7 +1,8 @@
 """Report what stands against giving a tree what its paths lead to now, before anything is touched.
 
 Left out is what will be put back, and what a tree with mounts of its own will see: that is judged
-when it exists.
+when it exists.  So are files of /proc about processes: of what a process may not have now it gets
+the file of a process that has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu.heldfiles import HeldFile, credentials, held_files
 from ..criu.images import ImageSet
+from ..criu.procfiles import about
 from ..proc.path_control import PathLookup
 from ..report import Finding
 from . import deleted_files, socket_binds
@@ -42,7 +44,9 @@ def objections(
     restored = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
     judge = Judge.of(config, manifest, credentials(images), authentic=authentic)
     there = [
-        one for one in held if not one.deleted and not one.external and one.path not in restored
+        one
+        for one in held
+        if not (one.deleted or one.external or one.path in restored or about(one.path))
     ]
     with PathLookup() as lookup:
         found = [

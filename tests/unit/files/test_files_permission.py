@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.file_records import InodeRecord
+from criuctl.checkpoint.file_records import FileRecord, InodeRecord
 from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
 from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.mountspaces import MountSpaces
@@ -65,10 +65,15 @@ def judged(
     known: dict[str, InodeRecord] | None = None,
     certain: bool = False,
     owner: int | None = None,
+    record: FileRecord | None = None,
 ) -> Objection | None:
     held = HeldFile(1, str(path), 0, flags, (Use(7, "descriptor", 3, flags),))
-    owners = {} if owner is None else {str(path): owner}
-    judge = Judge(MANIFEST, known or {}, owners, {7: user}, certain)
+    records: dict[str, FileRecord | InodeRecord] = dict(known or {})
+    if record is not None:
+        records[str(path)] = record
+    if owner is not None:
+        records[str(path)] = InodeRecord(path=str(path), uid=owner)
+    judge = Judge(MANIFEST, known or {}, records, {7: user}, certain)
     with PathLookup() as lookup, lookup.at(str(path)) as found:
         return judge.objection(held, found, None)
 
@@ -86,16 +91,43 @@ def test_the_mode_counts(home: Path) -> None:
     assert "PID 7 (descriptor 3)" in str(refused)
 
 
-def test_what_the_user_may_not_open_needs_evidence(
-    place: Path,
-    home: Path,
-) -> None:
+def test_what_the_user_may_not_open_needs_evidence(place: Path) -> None:
     public, private = make(place / "public", 0, 0o644), make(place / "private", 0)
     assert judged(public, flags=os.O_RDONLY) is None
-    assert judged(private, certain=True) is None
+    assert judged(private, certain=True) is not None  # that root owns the path proves nothing
     assert judged(private) is not None
-    assert judged(private, known={str(private): InodeRecord(path=str(private))}) is None
-    assert home.is_dir()
+    assert judged(private, known={str(private): InodeRecord(path=str(private))}) is not None
+    with open(private) as file:
+        status, born = os.fstat(file.fileno()), inodes.born(file.fileno())
+        same = InodeRecord(
+            path=str(private),
+            device=status.st_dev,
+            inode=status.st_ino,
+            born=born,
+            handle=inodes.handle(file.fileno()),
+        )
+    assert judged(private, known={str(private): same}) is None
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "fine"),
+    [
+        ((0, 0o640), (0, 0o640), True),  # a log that was rotated, or of another host
+        ((0, 0o600), (0, 0o644), True),
+        ((0, 0o644), (0, 0o600), False),
+        ((0, 0o640), (4, 0o640), False),
+        ((0, 0), (0, 0o600), False),  # not recorded
+    ],
+)
+def test_what_root_opened_for_the_program(
+    place: Path, then: tuple[int, int], now: tuple[int, int], fine: bool
+) -> None:
+    """Another file at root's own path is given if it is not stricter than at the dump."""
+    file = make(place / "log", 0, now[1])
+    os.chown(file, 0, now[0])
+    record = FileRecord(path=str(file), kind="written", gid=then[0], mode=then[1])
+    assert (judged(file, certain=True, record=record) is None) is fine
+    assert judged(file, record=record) is not None
 
 
 def test_links_of_the_user_s_own(place: Path, home: Path) -> None:
@@ -163,15 +195,17 @@ def test_flags_that_no_open_file_has() -> None:
 
 @pytest.mark.parametrize(("name", "fine"), [("status", True), ("mem", False)])
 def test_a_file_of_proc_that_its_process_opened_with_root_s_rights(name: str, fine: bool) -> None:
-    """It is judged like one that CRIU opened: nothing proves that the user's process had another's
-    memory open.
-    """
+    """It is judged like one that CRIU opened: the user may not open another's memory."""
     path = f"/proc/{os.getpid()}/task/{os.getpid()}/{name}"
     late = LateFile(path, os.O_RDONLY, 0, ((7, 0, False),))
-    judge = Judge(MANIFEST, {}, {}, {7: OWN}, certain=False)
+    judge = Judge(MANIFEST, {}, {}, {7: OWN}, certain=True)
     with open(path, "rb") as file, subprocess.Popen(["sleep", "60"], stdin=file) as holder:
         try:
-            with nullcontext() if fine else pytest.raises(RestoreFailed, match="nothing proves"):
+            with (
+                nullcontext()
+                if fine
+                else pytest.raises(RestoreFailed, match="may not open it so now")
+            ):
                 compare_late(
                     [late],
                     judge,
@@ -180,3 +214,17 @@ def test_a_file_of_proc_that_its_process_opened_with_root_s_rights(name: str, fi
                 )
         finally:
             holder.kill()
+
+
+@pytest.mark.parametrize("name", ["environ", "cmdline"])
+def test_what_the_kernel_fills_is_judged_by_the_user_s_rights(name: str) -> None:
+    """Neither root's path nor the inode proves that it is what it was; wherever it is mounted."""
+    path = Path(f"/proc/{os.getpid()}/{name}")
+    fine = name == "cmdline"
+    with open(path) as file:
+        status = os.fstat(file.fileno())
+        record = InodeRecord(path=str(path), device=status.st_dev, inode=status.st_ino)
+        for known in ({}, {str(path): record}):
+            refused = judged(path, flags=os.O_RDONLY, known=known, certain=True)
+            assert (refused is None) is fine
+        assert judged(path, ROOT, known=known, certain=True) is None
