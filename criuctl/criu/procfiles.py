@@ -15,19 +15,29 @@ Processes outside the tree may have ended by then, or have other PIDs. So a rest
   a free one is used;
 - of something that outlives a process once it is open, its network (``net/``) and its mounts: those
   of the process that has it open.
+
+CRIU opens with root's rights.  Many of these files have their permission checked only when they are
+opened (``mem``, ``environ``, ``maps``), and what was the user's own process at the dump may have
+executed a set-uid program since.  So where a process that holds a file could not open everything
+itself, all but the harmless files (`_PUBLIC`) are *own*: CRIU makes them those of an ended process,
+and the process opens them itself, at the last moment, when each has its own credentials
+(`criuctl.restore.own_files`).  What the kernel refuses it then stays as of an ended process.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from ..errors import Damaged
+from ..proc.credentials import Credentials
 from . import schema
+from .heldfiles import Use, held_files
 from .images import ImageSet, path_of, read, write
 
 _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
@@ -38,6 +48,12 @@ _OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
 # path through them.
 _THROUGH_LINK = re.compile(r"/(root|cwd|exe|(fd|map_files|ns)/[^/]+)(/.*)?")
 _OWN_LINKS = ("self", "thread-self")
+# Files that the kernel shows to every user, or whose reads it judges by their reader.
+_PUBLIC = re.compile(
+    r"(/(mounts|mountinfo|stat|statm|status|cmdline|comm|cgroup|limits|oom_score|oom_adj"
+    r"|oom_score_adj|sched|schedstat|cpuset|sessionid|wchan|children|timers|coredump_filter"
+    r"|task|net))?"
+)
 _OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
 _CLOEXEC = 1  # FD_CLOEXEC, among the flags of a descriptor in the images
 _HIGHEST = 32768  # PID that every kernel allows
@@ -60,10 +76,20 @@ class LateFile(Struct, frozen=True):
     holders: tuple[tuple[int, int, bool], ...]  # PID, descriptor, close-on-exec
 
 
+class OwnFile(Struct, frozen=True):
+    """A file that its holders open themselves, with their own credentials."""
+
+    path: str
+    flags: int
+    position: int
+    uses: tuple[Use, ...]  # descriptors and working folders
+
+
 class Sorted(Struct, frozen=True):
     """The result of `sort`."""
 
     late: tuple[LateFile, ...] = ()
+    own: tuple[OwnFile, ...] = ()
     # path of a file of a process outside, PID, descriptor
     ended: tuple[tuple[str, int, int], ...] = ()
     numbers: frozenset[int] = frozenset()  # PIDs of processes that CRIU makes temporarily
@@ -100,11 +126,24 @@ def outlives(what: About) -> bool:
     return _OUTLIVES.fullmatch(what.rest) is not None
 
 
-def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], bool]) -> Sorted:
+def is_public(what: About, mode: int, flags: int) -> bool:
+    """Return whether an open file of a process says nothing that another one is refused."""
+    readable = bool(mode & stat.S_IROTH) and flags & os.O_ACCMODE == os.O_RDONLY
+    harmless = readable or flags & os.O_PATH
+    return bool(harmless and _PUBLIC.fullmatch(what.rest))
+
+
+def sort(
+    images: ImageSet,
+    same: Callable[[int], bool],
+    taken: Callable[[int], bool],
+    users: Mapping[int, Credentials],
+) -> Sorted:
     """Edit the images, and return what the restore has to do and report.
 
     `same`: whether the process outside the tree with this PID is that of the dump. `taken`: whether
-    a PID is in use at the restore's place. `Damaged`: see `check_name`.
+    a PID is in use at the restore's place. `users`: the credentials of the tree's processes.
+    `Damaged`: see `check_name`.
     """
     entries = images.files()
     for entry in entries:
@@ -120,9 +159,10 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
     # CRIU records one file of each process that it found ended
     gone = {e.remap_id for e in dead.values()}
     holders = _holders(images)
+    uses = {one.id: one.uses for one in held_files(images)}
     reserved = images.reserved_ids()
     numbers: dict[int, int] = {}  # PID of an ended process -> PID of the one made in its place
-    late, ended = [], []
+    late, ended, own = [], [], []
 
     def free(number: int) -> int:
         """Return a PID for a process that CRIU makes temporarily."""
@@ -136,6 +176,15 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
         alive = entry.id not in dead and (
             what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads
         )
+        outside = what.pid not in tree and what.pid not in gone
+        exists = alive or (outside and same(what.pid))
+        stays = bool(held) and outlives(what)
+        if _is_private(what, reg, uses.get(entry.id, ()), users):
+            path = was if exists else f"/proc/{held[0][0]}{what.rest}" if stays else ""
+            if path:
+                own.append(OwnFile(path, reg.flags, reg.pos, uses.get(entry.id, ())))
+            alive = exists = stays = outside = False
+            reg.pos = 0
         if alive:
             if what.tid in (0, what.pid) and what.pid in tree and not _OF_OPEN.fullmatch(what.rest):
                 continue
@@ -144,9 +193,9 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
                 _open(reg, "/")
                 reg.flags, reg.pos = os.O_RDONLY, 0
             continue
-        if what.pid not in gone and what.pid not in tree and same(what.pid):
+        if exists:
             continue
-        if held and outlives(what):
+        if stays:
             _open(reg, f"/proc/{held[0][0]}{what.rest}")
             remaps = [e for e in remaps if e.orig_id != entry.id]
             continue
@@ -156,13 +205,25 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
         if entry.id in dead:
             dead[entry.id].remap_id = number
             continue
-        if what.pid not in tree and what.pid not in gone:
+        if outside:
             ended.append((was, *(held[0][:2] if held else (0, 0))))
         remaps.append(_remap(entry.id, number))
     images.write_files(entries)
     if remaps or images.size(_IMAGE):
         write(images.folder, _IMAGE, _KIND, remaps)
-    return Sorted(tuple(late), tuple(ended), frozenset(numbers.values()))
+    return Sorted(tuple(late), tuple(own), tuple(ended), frozenset(numbers.values()))
+
+
+def _is_private(
+    what: About, reg: Any, uses: Iterable[Use], users: Mapping[int, Credentials]
+) -> bool:
+    """Return whether a process that has the file could be refused it; for a file in a message on a
+    socket, any process of the tree.
+    """
+    by = {use.pid for use in uses} or set(users)
+    return not is_public(what, reg.mode, reg.flags) and not all(
+        users[pid].opens_all for pid in by if pid in users
+    )
 
 
 def _open(reg: Any, path: str) -> None:

@@ -123,6 +123,12 @@ def descriptors(pid: int) -> list[Descriptor]:
     return found
 
 
+def open_file(pid: int, fd: int) -> tuple[int, int]:
+    """Return position and flags, O_CLOEXEC among them, of an open file; `OSError`."""
+    lines = read_raw(f"/proc/{pid}/fdinfo/{fd}").split()
+    return int(lines[lines.index(b"pos:") + 1]), int(lines[lines.index(b"flags:") + 1], 8)
+
+
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
     for _ in range(_ATTEMPTS):
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()

@@ -1,11 +1,12 @@
 """Change what a process holds, by system calls that it runs itself (`criuctl.proc.inject`).
 
 For what cannot be passed to it in another way: a descriptor is opened again under its number, or
-taken over from another process; a mapping is removed.
+taken over from another process; a mapping is removed; a session keyring is left.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable
 
@@ -13,6 +14,7 @@ from . import inject
 
 _BELOW_STACK = 8192  # below the red zone, well inside the stack's mapping
 _ALIGN = 16
+_JOIN_SESSION_KEYRING = 1  # of keyctl(2)
 
 
 def reopen(
@@ -61,6 +63,17 @@ def unmap(pid: int, ranges: Iterable[tuple[int, int]]) -> None:
     with inject.stopped(pid), inject.calling(pid) as run:
         for start, end in ranges:
             _checked(run(inject.MUNMAP, start, end - start), f"{start:x}-{end:x}")
+
+
+def join_empty_keyring(pid: int) -> None:
+    """Make `pid` join a new session keyring, which processes that it forks then have, too.
+
+    `OSError`; on a kernel without keys nothing is done.
+    """
+    with inject.stopped(pid):
+        result = inject.call(pid, inject.KEYCTL, _JOIN_SESSION_KEYRING, 0)
+    if result != -errno.ENOSYS:
+        _checked(result, f"session keyring of PID {pid}")
 
 
 def _checked(result: int, what: str) -> int:

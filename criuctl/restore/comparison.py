@@ -16,16 +16,21 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from ..criu.heldfiles import HeldFile, Role, Use
-from ..criu.procfiles import LateFile, about
+from ..criu.procfiles import LateFile, OwnFile, about
 from ..errors import NoSuchProcess, RestoreFailed
 from ..files.inherited_files import Expected, Inode
+from ..files.kernel_files import is_harmless, is_kernels
 from ..files.permission import HINT, Judge
+from ..proc import file_access
+from ..proc.descriptors import open_file
 from ..proc.procfs import read_text
+from ..proc.reopen import reopen
 from ..repairs import eventfd_semaphores
 from .mount_views import Views
 
@@ -60,6 +65,33 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], views: Vi
                 raise _differs(one, use)
     if unknown:
         _judge_now(unknown, judge, views)
+
+
+def take_back(expected: Expected, judge: Judge, pids: Mapping[int, int]) -> Iterator[OwnFile]:
+    """Close the files of the kernel's that CRIU has opened with root's rights for processes that
+    have fewer, and yield them: what is open may act with the rights of its opener.
+
+    The process opens it again later.  Until then it has ``/`` there: once it has its credentials,
+    other processes of its user may take its descriptors.  `OSError`.
+    """
+    for one in expected.files:
+        access = file_access.access_of(one.flags)
+        uses = [use for use in one.uses if use.role == "descriptor" and use.pid in pids]
+        users = [judge.holders[use.pid] for use in uses if use.pid in judge.holders]
+        if not access or about(one.path) or one.external or all(user.opens_all for user in users):
+            continue
+        with suppress(FileNotFoundError, ProcessLookupError, NoSuchProcess):  # it is being ended
+            fd = os.open(f"/proc/{pids[uses[0].pid]}/fd/{uses[0].number}", os.O_PATH | os.O_CLOEXEC)
+            try:
+                if not is_kernels(fd) or is_harmless(one.path, fd, access):
+                    continue
+            finally:
+                os.close(fd)
+            position = open_file(pids[uses[0].pid], uses[0].number)[0]
+            for use in uses:
+                cloexec = bool(open_file(pids[use.pid], use.number)[1] & os.O_CLOEXEC)
+                reopen(pids[use.pid], "/", os.O_RDONLY, [(use.number, cloexec)])
+            yield OwnFile(one.path, one.flags, position, tuple(uses))
 
 
 def compare_late(

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from ..cgroups import membership
 from ..criu.mountspaces import mount_spaces
+from ..criu.procfiles import OwnFile
 from ..errors import NoSuchProcess, RestoreFailed
 from ..namespaces import network_contents
 from ..proc.namespaces import pid_in
@@ -40,6 +41,7 @@ class PlacedTree(Struct, eq=False):
     pids: dict[int, int] = field(default_factory=dict)  # PID in the tree -> PID on this host
     connections: list[dict[str, Any]] = field(default_factory=list)  # their outcomes
     mended: RestoredTree | None = None
+    own: list[OwnFile] = field(default_factory=list)  # files that the processes open themselves
     _views: Views | None = None  # of the mount namespaces
 
     def complete(self, inner: int) -> None:
@@ -145,9 +147,12 @@ class PlacedTree(Struct, eq=False):
             around.binds.compare(self.pids)
 
     def _reopen(self) -> None:
-        """Have the processes open what CRIU cannot: GPUs' nodes, files of /proc."""
+        """Have the processes open what CRIU cannot: GPUs' nodes, files of /proc.  Take back what
+        each is to open with its own rights.
+        """
         judge, late = self.around.judge, self.around.proc_files.late
-        assert judge is not None
+        assert judge is not None and self.around.expected is not None
+        self.own = list(comparison.take_back(self.around.expected, judge, self.pids))
         if self.work.devices is not None:
             self.work.devices.reopen(self.pids, judge.holders)
         late_proc_files.open_late(late, self.pids)

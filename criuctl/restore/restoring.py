@@ -18,8 +18,9 @@ from ..criu import binary, driver
 from ..criu.rpc import end_tracer
 from ..errors import RestoreFailed
 from ..proc.child import InterruptsDeferred
+from ..proc.reopen import join_empty_keyring
 from ..proc.tree import children
-from . import outcome
+from . import outcome, own_files
 from .placed import PlacedTree
 from .surroundings import Surroundings
 from .work import RestoreWork
@@ -87,8 +88,14 @@ class Restoring(Struct, eq=False):
         self.root, placed.root, around.kept = root, None, True
 
     def _about_to_fork(self, criu: int) -> None:
-        """Put CRIU where its children are to be from the start: their memory is counted there."""
+        """Put CRIU where its children are to be from the start: their memory is counted there, and
+        users get no key of root's.
+        """
         around = self.around
+        assert around.judge is not None
+        if not all(user.opens_all for user in around.judge.holders.values()):
+            for maker in (criu, *children(criu)):  # CRIU may be a child of what enters namespaces
+                join_empty_keyring(maker)
         if groups := self.work.groups:
             init = [around.private.init.pid] if around.private is not None else []
             makers = [criu, *children(criu), *init]  # CRIU may be a child of what enters namespaces
@@ -106,6 +113,9 @@ class Restoring(Struct, eq=False):
 
         Return the PID of the tracer; None: CRIU has ended.
         """
+        # Each process has its own credentials by now, and none has run.
+        own, placed = [*self.around.proc_files.own, *self.placed.own], self.placed
+        own_files.open_own(own, placed.pids, placed.tracer(), self.work.reporter)
         group = self.work.partners.group
         if self.around.following is None or group is not None:
             running.enter_context(InterruptsDeferred())

@@ -161,7 +161,8 @@ class Surroundings(Struct, eq=False):
         def in_use(pid: int) -> bool:
             return self.work.plan.pids == "same" and bool(taken([pid]))
 
-        found = procfiles.sort(self.work.images, same, in_use)
+        images = self.work.images
+        found = procfiles.sort(images, same, in_use, credentials(images))
         for path, pid, fd in found.ended:
             self.work.reporter.warning(
                 f"PID {pid}: {path} (fd {fd}) was of a process outside of the tree, which has ended"
