@@ -37,7 +37,7 @@ from .checks.namespaces import (
     check_proc_mount,
 )
 from .checks.pipes import check_pipes
-from .checks.proc_files import check_proc_files, check_proc_folders
+from .checks.proc_files import check_proc_files, check_proc_folders, check_refused_files
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     check_folders,
     check_descriptors,
     check_proc_files,
+    check_refused_files,
     check_proc_folders,
     check_pipes,
     check_watches,

@@ -1,10 +1,17 @@
-"""Check open files of /proc that are about a process outside the tree."""
+"""Check open files of /proc that are about a process outside the tree, and files that the kernel
+fills which their holder could not open again.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from ...criu.procfiles import About, about, outlives
+from ...files.kernel_files import is_kernels
+from ...proc import file_access, trustedpath
+from ...proc.credentials import Credentials, credentials_of
+from ...proc.descriptors import Descriptor
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -13,6 +20,8 @@ _HINT = (
     "Dump a tree that has it, too; a program that watches others opens them again when it reads "
     "that they have ended."
 )
+_ENDED = "Have the program close it; only a program of root's has it again after a restore."
+_REFUSED = "Have the program close it, or give its user the right to open it before the restore."
 
 
 def check_proc_files(scene: Scene) -> Iterator[Finding]:
@@ -34,6 +43,38 @@ def check_proc_files(scene: Scene) -> Iterator[Finding]:
                 "(ESRCH)"
             )
             yield Finding("warning", "proc-outside", text, _HINT, pid=process.pid, fd=d.fd)
+
+
+def check_refused_files(scene: Scene) -> Iterator[Finding]:
+    """Report files that the kernel fills and that their holder's user may not open now: a restore
+    has the process open them again.
+    """
+    for process in scene.living:
+        user = credentials_of(process.pid)
+        for d in () if user.opens_all else scene.opened[process.pid]:
+            if not d.target.startswith(("/proc/", "/sys/")) or _may_open(process, user, d):
+                continue
+            text = f"{d.target}: user {user.uid} may not open it so now; "
+            code, text, hint = (
+                ("kernel-file-refused", f"{text}a restore would be refused", _REFUSED)
+                if about(d.target) is None
+                else ("proc-refused", f"{text}after a restore it is of an ended process", _ENDED)
+            )
+            yield Finding("warning", code, text, hint, pid=process.pid, fd=d.fd)
+
+
+def _may_open(process: Process, user: Credentials, d: Descriptor) -> bool:
+    try:
+        fd = os.open(f"/proc/{process.pid}/root{d.target}", os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # its process has ended
+        return True
+    try:
+        last = trustedpath.component(fd, d.target)
+        return not is_kernels(fd) or file_access.may_open(
+            user, [last], file_access.access_of(d.flags)
+        )
+    finally:
+        os.close(fd)
 
 
 def check_proc_folders(scene: Scene) -> Iterator[Finding]:
