@@ -282,3 +282,45 @@ def test_a_file_that_becomes_a_link_to_one_of_root_s(cluster: Cluster) -> None:
     )
     cluster.sh(f"scancel {job}", check=False)
     assert secret.read_text() == "root's own\n"
+
+
+def test_a_file_of_a_process_that_runs_a_set_uid_program_since(cluster: Cluster) -> None:
+    """The service, which is root, opens no file of /proc for a job's program that its user may not
+    open now.
+    """
+    home, node = cluster.home("mal"), cluster.nodes["n1"]
+    sleeps = cluster.folder / "becomes-root"
+    shutil.copy("/usr/bin/sleep", sleeps)
+    cluster.sh(f"chown 0:0 {sleeps}; chmod 4755 {sleeps}")
+    other = (
+        f"echo $$ > {home}/other; until [ -e {home}/go ]; do sleep 0.1; done; exec {sleeps} 1000"
+    )
+    user = f"setpriv --reuid={USERS['mal']} --regid={USERS['mal']} --clear-groups"
+    node.sh(f"{user} setsid -f sh -c '{other}' >/dev/null 2>&1 </dev/null")
+    wait_until((home / "other").exists, PATIENCE, "the other process runs")
+    pid = int((home / "other").read_text())
+    (home / "holds.py").write_text(
+        "import os, time\n"
+        f"fd = os.open('/proc/{pid}/environ', os.O_RDONLY)\n"
+        "print('opened', flush=True)\n"
+        "while True:\n"
+        "    with open('draft', 'w') as file:\n"
+        "        file.write(repr(os.pread(fd, 4096, 0)))\n"
+        "    os.rename('draft', 'read')\n"
+        "    time.sleep(0.1)\n"
+    )
+    job = cluster.submit("mal", f"{RUN} -- /usr/bin/python3 -S holds.py", "-w", "n1")
+    cluster.wait_output("mal", job, "opened")
+    try:
+        cluster.sh(f"scancel --batch --signal=USR1 {job}")
+        cluster.wait_output("mal", job, "criuctl: checkpoint")
+        (home / "go").touch()
+        uid = f"grep -c 'Uid:.*[[:space:]]0' /proc/{pid}/status || true"
+        wait_until(lambda: node.sh(uid).strip() == "1", PATIENCE, "it runs the set-uid program")
+        cluster.wait_output("mal", job, "restored")
+        (home / "read").unlink(missing_ok=True)
+        wait_until((home / "read").exists, PATIENCE, "what the restored program reads")
+        assert (home / "read").read_text() == "b''"
+    finally:
+        node.sh(f"kill -9 {pid}", check=False)
+        cluster.sh(f"scancel --full --signal=KILL {job}", check=False)
