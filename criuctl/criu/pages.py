@@ -34,6 +34,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from msgspec import Struct, field
 
 from ..errors import CriuctlError
+from ..proc.procfs import read_memory
 from . import schema
 
 PAGE = 4096
@@ -118,17 +119,11 @@ class PageGuard(Struct, frozen=True):
     def settled(self) -> bytes:
         """Return the page's true content, from the frozen task once CRIU's instruction is gone."""
         deadline = time.monotonic() + _GUARD_TIMEOUT
-        fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while True:
-                page = os.pread(fd, PAGE, self.vaddr)
-                if len(page) == PAGE and not page.startswith(_INJECTED):
-                    return page
-                if time.monotonic() > deadline:
-                    raise PageProtocolError(f"PID {self.pid}: CRIU's code stays at {self.vaddr:#x}")
-                time.sleep(0.0002)
-        finally:
-            os.close(fd)
+        while (page := read_memory(self.pid, self.vaddr, PAGE)).startswith(_INJECTED):
+            if time.monotonic() > deadline:
+                raise PageProtocolError(f"PID {self.pid}: CRIU's code stays at {self.vaddr:#x}")
+            time.sleep(0.0002)
+        return page
 
 
 class PagemapEntry(Struct):

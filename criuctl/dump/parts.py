@@ -21,7 +21,7 @@ from ..gpu.use import opened_device
 from ..host.dumped_holder import DumpedHolder
 from ..namespaces.plan import NamespacePlan
 from ..proc.descriptors import Descriptor
-from ..proc.procfs import reading
+from ..proc.procfs import open_entry
 from ..repairs.call_time_limits import Waits
 from ..repairs.registry import Repairs
 from ..terminals.dumped import DumpedTerminals
@@ -90,8 +90,7 @@ def gather(
     `stack` ends.
     """
     root = job.root
-    with reading(root.pid):
-        net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    net = open_entry(root.pid, "ns/net", os.O_RDONLY)
     stack.callback(os.close, net)
     parts = TreeParts(
         survey=survey,

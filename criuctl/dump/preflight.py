@@ -17,6 +17,7 @@ from ..connections.record import UNTAKEN
 from ..connections.survey import Survey
 from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 from ..host.target import Target
+from ..proc.tree import ends_reported
 from ..report import RECORDED, Finding, summarised
 from .checks import known_programs
 from .checks.connections import PASSES, check_sockets
@@ -162,7 +163,8 @@ def look_at(
     found: list[Finding] = []
     for check in CHECKS:
         try:
-            found += check(scene)
+            with ends_reported(scene.tree):
+                found += check(scene)
         except (CriuctlError, OSError) as error:
             # What could not be examined is no obstacle: CRIU looks again, with the tree frozen.
             hint = error.hint if isinstance(error, CriuctlError) else ""

@@ -42,7 +42,7 @@ from ..host.stale_locks import forget_stale_locks
 from ..host.target import Target, resolve_target
 from ..namespaces.plan import NamespacePlan, plan_entry
 from ..proc.scratch import Scratch
-from ..proc.tree import ProcessIdentity
+from ..proc.tree import ProcessIdentity, ends_reported
 from ..report import Reporter
 from . import ending, freeze_limit, inside_requests, preflight, subject
 from .after_commit import AfterCommit
@@ -113,6 +113,7 @@ def dump(
         reporter.step("preflight")
         registry.check_writable()
         scene = preflight.examine(job, found)
+        stack.enter_context(ends_reported(scene.tree))
         subject.end_former_holder(config, dumped.session.name, dumped.root)
         survey = _survey(job, scene)
         required = _required(job, dumped)

@@ -14,6 +14,7 @@ from ..checkpoint.file_records import FileRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import DumpFailed, PreflightRefused, UsageError
 from ..proc import folder_walk
+from ..proc.procfs import open_entry
 from ..report import Reporter
 from .contents import base_record, extended_attributes, open_contents, store_contents
 
@@ -61,7 +62,7 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
 
 
 def _places(path: str, root_pid: int) -> list[str]:
-    view = os.open(f"/proc/{root_pid}/root", os.O_PATH | os.O_CLOEXEC)
+    view = open_entry(root_pid, "root")
     try:
         return list(folder_walk.trail(path, view))
     finally:
@@ -127,7 +128,7 @@ def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
     """
     base, name = os.path.split(wanted)
     with ExitStack() as stack:
-        view = os.open(f"/proc/{root_pid}/root", os.O_PATH | os.O_CLOEXEC)
+        view = open_entry(root_pid, "root")
         stack.callback(os.close, view)
         try:
             above = stack.enter_context(folder_walk.folder(base, view))

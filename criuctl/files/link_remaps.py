@@ -36,6 +36,7 @@ from ..host.registry import boot_id
 from ..namespaces.plan import NamespacePlan, mount_tops, saved_devices
 from ..proc import folder_walk
 from ..proc.mounts import read_mounts
+from ..proc.procfs import open_entry, read_link
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
@@ -159,9 +160,9 @@ class DumpedLinks:
                 view: int | None = None
                 inner = folder
                 if pid:
-                    view = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+                    view = open_entry(pid, "root")
                     stack.callback(os.close, view)
-                    top = os.readlink(f"/proc/{pid}/root")  # the path is at or below it
+                    top = read_link(pid, "root")  # the path is at or below it
                     inner = folder if top == "/" else folder.removeprefix(top)
                 self._folders[pid, folder] = os.dup(
                     stack.enter_context(folder_walk.folder(inner, view))

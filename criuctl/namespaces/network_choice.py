@@ -21,6 +21,7 @@ from ..checkpoint.manifest import Manifest
 from ..errors import RestoreFailed
 from ..host.registry import boot_id
 from ..proc.namespace_sockets import net_cookie
+from ..proc.procfs import open_entry
 
 NetMode = Literal["host", "named", "existing", "private", "dumped", "shared"]
 _FOLDERS = ("/run/netns", "/var/run/netns")
@@ -109,7 +110,7 @@ def lend_addresses(manifest: Manifest, pid: int) -> None:
         return
     from ..proc import rtnetlink  # few trees need it
 
-    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    namespace = open_entry(pid, "ns/net", os.O_RDONLY)
     try:
         with rtnetlink.Rtnetlink(namespace) as net:
             loopback = next(

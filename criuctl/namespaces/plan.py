@@ -172,7 +172,8 @@ def mount_tops(root: int) -> dict[int, int]:
 
     For the root's own namespace it is the root.
     """
-    found = {os.stat(f"/proc/{root}/ns/mnt").st_ino: root}
+    with reading(root):
+        found = {os.stat(f"/proc/{root}/ns/mnt").st_ino: root}
     chrooted: dict[int, int] = {}
     for process in read_tree(root):
         with suppress(OSError):  # it has ended

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 
-from .inject import ptrace, read_memory, registers_of
+from .inject import ptrace, registers_of
+from .procfs import read_memory
 
 _RSEQ_CONFIGURATION, _SECCOMP_GET_FILTER = 0x420F, 0x420C
 _INSTRUCTION = 8  # bytes of a BPF instruction

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ..errors import CriuctlError
 from . import inodes
-from .procfs import all_tids, read_bytes, read_raw
+from .procfs import UNREADABLE, all_tids, read_bytes, read_memory, read_raw
 
 _READ, _POLL, _SELECT, _EPOLL, _RESTART = "read", "poll", "select", "epoll", "restart"
 _CALLS = {
@@ -150,7 +150,7 @@ def _waits(pid: int, task: str, calls: dict[int, str], terminal: Terminal) -> bo
         return any(
             _is_terminal(pid, fd, terminal, tty) for fd in _watched(pid, task, kind, arguments)
         )
-    except (OSError, ValueError):
+    except (CriuctlError, *UNREADABLE):
         return False
 
 
@@ -170,12 +170,12 @@ def _watched(pid: int, task: str, kind: str, arguments: list[int]) -> Iterable[i
         count = arguments[1]
         if count > _MAX_WATCHED:
             return []
-        return polled(_memory(pid, arguments[0], count * _POLLFD.size))
+        return polled(read_memory(pid, arguments[0], count * _POLLFD.size))
     if kind == _SELECT:
         count = arguments[0]
         if count > _MAX_WATCHED or not arguments[1]:
             return []
-        return selected(_memory(pid, arguments[1], (count + 63) // 64 * 8), count)
+        return selected(read_memory(pid, arguments[1], (count + 63) // 64 * 8), count)
     return epolled(read_raw(f"{task}/fdinfo/{arguments[0]}"))
 
 
@@ -197,19 +197,6 @@ def epolled(fdinfo: bytes) -> list[int]:
         if len(words) >= 4 and words[0] == b"tfd:" and int(words[3], 16) & _POLL_INPUT:
             found.append(int(words[1]))
     return found
-
-
-def _memory(pid: int, address: int, size: int) -> bytes:
-    if not size:
-        return b""
-    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.pread(fd, size, address)
-    finally:
-        os.close(fd)
-    if len(data) < size:
-        raise OSError(f"PID {pid}: {size} bytes at {address:#x} cannot be read")
-    return data
 
 
 def _is_terminal(pid: int, fd: int, terminal: Terminal, controlling: int) -> bool:

@@ -33,6 +33,7 @@ from typing import Any
 
 from ..errors import PlatformError
 from .child import InterruptsDeferred
+from .procfs import read_memory
 
 _SEIZE, _INTERRUPT, _DETACH, _CONT, TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
@@ -324,10 +325,10 @@ def _call_site(pid: int, registers: Registers) -> int | None:
     None if there is no such instruction.
     """
     before = registers.rip - len(_SYSCALL)
-    code = read_memory(pid, before, 2 * len(_SYSCALL))
-    if code.startswith(_SYSCALL):
-        return int(before)
-    return int(registers.rip) if code.endswith(_SYSCALL) else None
+    for place in (int(before), int(registers.rip)):
+        if read_memory(pid, place, len(_SYSCALL)) == _SYSCALL:
+            return place
+    return None
 
 
 def _to_syscall(pid: int) -> None:
@@ -425,15 +426,6 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
     fd = os.open(f"/proc/{pid}/mem", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(fd, data, address)
-    finally:
-        os.close(fd)
-
-
-def read_memory(pid: int, address: int, length: int) -> bytes:
-    """Read memory of a stopped process."""
-    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, length, address)
     finally:
         os.close(fd)
 

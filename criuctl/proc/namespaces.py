@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ..errors import NoSuchProcess, PreflightRefused
 from .child import InterruptsDeferred
-from .procfs import all_pids, read_text, reading
+from .procfs import all_pids, open_entry, read_text, reading
 from .syscalls import CLONE_FS, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, setns, unshare
 from .threads import Later
 
@@ -95,7 +95,7 @@ def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
 def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
     """Return the result of `work`, run in the mount namespace of `pid`, at its root folder.
 
-    `OSError`, and what `work` raises.
+    `NoSuchProcess`, `OSError`, and what `work` raises.
     """
 
     def alone() -> None:
@@ -107,7 +107,7 @@ def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
 def in_ipc_namespace(pid: int, work: Callable[[], R]) -> R:
     """Return the result of `work`, run in the IPC namespace of `pid`.
 
-    `OSError`, and what `work` raises.
+    `NoSuchProcess`, `OSError`, and what `work` raises.
     """
     return _within(pid, "ipc", CLONE_NEWIPC, work)
 
@@ -138,7 +138,7 @@ def new_net_namespace() -> int:
 def _within(
     pid: int, kind: str, flag: int, work: Callable[[], R], first: Callable[[], None] = lambda: None
 ) -> R:
-    namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    namespace = open_entry(pid, f"ns/{kind}", os.O_RDONLY)
 
     def enter() -> R:
         first()

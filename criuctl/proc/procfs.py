@@ -3,34 +3,84 @@
 A process may vanish between any two system calls: that raises `NoSuchProcess` and never gives an
 empty answer. The kernel may refuse to show it (another user's process, no CAP_SYS_PTRACE): that
 raises `PreflightRefused`, since a caller that may not look at a process cannot dump it either.
+
+A process that is ending loses its memory, descriptors and namespaces one after the other while it
+is still listed. Its files then give all kinds of answers: an empty or short one, EINVAL
+(``mountinfo``), EIO. So `reading` takes every failure to read or to parse as the end of the
+process, if the process has ended or is about to by then. All that opens ``/proc/PID/...`` does so
+through this module or inside `reading`; a test looks for what does not.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 
 _FIRST_READ = 65536  # most files of /proc fit; one read(2) then gives a consistent snapshot
+_PF_EXITING = 0x4
+UNREADABLE = (OSError, ValueError, LookupError, struct.error)  # reading or parsing has failed
 
 
 @contextmanager
 def reading(pid: int) -> Iterator[None]:
-    """Map the errors of reads about `pid` inside the block."""
+    """Map the errors of reads about `pid` inside the block, and of the parsing of what was read."""
     try:
         yield
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         raise NoSuchProcess(f"there is no process with PID {pid}") from None
-    except PermissionError as error:
+    except UNREADABLE as error:
+        if ending(pid):
+            raise NoSuchProcess(f"the process with PID {pid} has ended") from error
+        if not isinstance(error, PermissionError):
+            raise
         raise PreflightRefused(
             f"PID {pid}: the kernel does not permit criuctl to read it "
             f"({error.filename or error.strerror})",
             hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
             pid=pid,
         ) from error
+
+
+def ending(pid: int) -> bool:
+    """Return whether the process or thread is gone, is a zombie, or runs none of its instructions
+    any more.
+    """
+    try:
+        fields = read_raw(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X", b"x") or bool(int(fields[6]) & _PF_EXITING)
+
+
+def open_entry(pid: int, name: str, flags: int = os.O_PATH) -> int:
+    """Return a descriptor of ``/proc/PID/name``, close-on-exec; `NoSuchProcess`,
+    `PreflightRefused`.
+    """
+    with reading(pid):
+        return os.open(f"/proc/{pid}/{name}", flags | os.O_CLOEXEC)
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Return exactly these bytes of a process's memory.
+
+    `NoSuchProcess`, `PreflightRefused`; `OSError` (EIO) if they are not all mapped.
+    """
+    fd = open_entry(pid, "mem", os.O_RDONLY)
+    with reading(pid):
+        try:
+            data = os.pread(fd, size, address)
+        finally:
+            os.close(fd)
+        if size and not data:  # the kernel has no memory to read from
+            raise ProcessLookupError
+        if len(data) < size:
+            raise OSError(errno.EIO, f"{size} bytes at {address:#x} cannot be read")
+        return data
 
 
 def open_pidfd(pid: int) -> int:
@@ -115,7 +165,8 @@ def target_of(link: str, dir_fd: int | None = None) -> str:
 
 def read_status(pid: int, name: str = "status") -> dict[str, str]:
     """Return the fields of ``/proc/PID/status``, or of a thread's (`name`: ``task/TID/status``)."""
-    return dict(line.split(":", 1) for line in read_lines(pid, name))
+    with reading(pid):
+        return dict(line.split(":", 1) for line in read_lines(pid, name))
 
 
 def memory_info() -> dict[str, str]:

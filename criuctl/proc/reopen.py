@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from . import inject
+from .procfs import read_memory
 
 _BELOW_STACK = 8192  # below the red zone, well inside the stack's mapping
 _ALIGN = 16
@@ -28,7 +29,7 @@ def reopen(
     name = os.fsencode(path) + b"\0"
     with inject.stopped(pid):
         address = (inject.stack_pointer(pid) - _BELOW_STACK) & -_ALIGN
-        saved = inject.read_memory(pid, address, len(name))
+        saved = read_memory(pid, address, len(name))
         inject.write_memory(pid, address, name)
         try:
             with inject.calling(pid) as run:

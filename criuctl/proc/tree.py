@@ -13,17 +13,29 @@ all the rest.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..errors import NoSuchProcess
 from .descriptors import Descriptor, descriptors
 from .mappings import Mapping, mappings
-from .procfs import all_pids, open_pidfd, read_bytes, read_link, read_raw, read_text, reading
+from .procfs import (
+    UNREADABLE,
+    all_pids,
+    ending,
+    open_pidfd,
+    read_bytes,
+    read_link,
+    read_raw,
+    read_text,
+    reading,
+)
 
 __all__ = [
     "Descriptor",
@@ -32,6 +44,7 @@ __all__ = [
     "ProcessIdentity",
     "children",
     "descriptors",
+    "ends_reported",
     "mappings",
     "read_process",
     "read_tree",
@@ -40,6 +53,8 @@ __all__ = [
 ]
 
 _PF_EXITING, _PF_KTHREAD = 0x00000004, 0x00200000
+# what the kernel answers about a process that has ended, or is about to
+_OF_ENDED = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EINVAL, errno.EIO, errno.EBADF)
 _KILLED = 1 << signal.SIGKILL - 1  # in a set of signals
 # a tree that forks faster than this is returned as last seen; the freeze settles it
 _MAX_WALKS = 20
@@ -322,6 +337,35 @@ def walk(root: int) -> list[int]:
         seen.update(below)
         position += 1
     return order
+
+
+@contextmanager
+def ends_reported(tree: Sequence[Process]) -> Iterator[None]:
+    """Raise `NoSuchProcess` for a failure to read or to parse inside the block, if the tree is not
+    what it was when it was read.
+
+    The last resort: no reader that forgets that a process may end is a bug to the user.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        if (isinstance(error, OSError) and error.errno not in _OF_ENDED) or not _changed(tree):
+            raise
+        raise NoSuchProcess(
+            f"a process of the tree of PID {tree[0].pid} has ended while it was read",
+            hint="Run the command again.",
+        ) from error
+
+
+def _changed(tree: Sequence[Process]) -> bool:
+    """Return whether a process has ended, or has a new child."""
+    try:
+        now = set(walk(tree[0].pid))
+    except NoSuchProcess:
+        return True
+    return now != {process.pid for process in tree} or any(
+        ending(process.pid) for process in tree if not process.zombie
+    )
 
 
 def read_tree(root: int) -> list[Process]:

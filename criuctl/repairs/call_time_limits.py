@@ -51,7 +51,7 @@ from msgspec.structs import replace
 
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError
-from ..proc.procfs import read_status, read_text
+from ..proc.procfs import UNREADABLE, read_memory, read_status, read_text
 from ..proc.tree import walk
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
@@ -118,7 +118,7 @@ class Waits:
         slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}
         for pid, tid in _threads(root):
             # it has ended, or the kernel does not report it
-            with suppress(OSError, CriuctlError, ValueError, KeyError):
+            with suppress(CriuctlError, *UNREADABLE):
                 if (words := _call(pid, tid)) is None:
                     continue
                 if words[0] == _RESTART:
@@ -146,7 +146,7 @@ class Waits:
         """
         self._still = {}
         for (pid, tid), one in self._waiting.items():
-            with suppress(OSError, CriuctlError, ValueError, KeyError):
+            with suppress(CriuctlError, *UNREADABLE):
                 if _switches(pid, tid) == one.switches + stops:
                     self._still[
                         int(read_status(pid, f"task/{tid}/status")["NSpid"].split()[-1])
@@ -234,10 +234,9 @@ def _limit(pid: int, words: tuple[int, ...]) -> int:
     # 1: until some time
     if call == _CLOCK_NANOSLEEP and (arguments[0] not in _PASSING or arguments[1]):
         return -1
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        seconds, nanoseconds = _TIMESPEC.unpack(
-            os.pread(memory.fileno(), _TIMESPEC.size, arguments[_SPANS[call]])
-        )
+    seconds, nanoseconds = _TIMESPEC.unpack(
+        read_memory(pid, arguments[_SPANS[call]], _TIMESPEC.size)
+    )
     return int(seconds * 1000 - -nanoseconds // 1_000_000)
 
 
@@ -286,7 +285,7 @@ def _clocks(processors: Collection[int]) -> dict[int, float]:
 
     def read_all() -> None:
         for processor in processors:
-            with suppress(OSError, CriuctlError, ValueError):
+            with suppress(CriuctlError, *UNREADABLE):
                 os.sched_setaffinity(0, {processor})
                 found[processor] = _exec_start(os.getpid(), threading.get_native_id())
 

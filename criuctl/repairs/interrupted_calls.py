@@ -35,7 +35,7 @@ from msgspec import Struct
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
-from ..proc.procfs import read_status, read_text
+from ..proc.procfs import read_memory, read_status, read_text
 from ..proc.tree import Process
 from ..report import Reporter
 from .base import Repair, RestoredTree, RestoreImages
@@ -225,9 +225,8 @@ def _is_call(tid: int, address: int) -> bool:
     another one has returned.
     """
     try:
-        with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
-            return os.pread(memory.fileno(), _SYSCALL_LENGTH, address) == _SYSCALL
-    except OSError:  # not mapped; or the thread has been killed
+        return read_memory(tid, address, _SYSCALL_LENGTH) == _SYSCALL
+    except (OSError, CriuctlError):  # not mapped; or the thread has been killed
         return False
 
 

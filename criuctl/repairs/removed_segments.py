@@ -7,6 +7,7 @@ is removed again, in the IPC namespace of the tree.
 from __future__ import annotations
 
 from ..criu.images import read
+from ..errors import NoSuchProcess
 from ..proc.namespaces import in_ipc_namespace
 from ..proc.syscalls import remove_shared_memory
 from .base import Repair, RestoredTree
@@ -29,7 +30,7 @@ class RemovedSegments(Repair):
             return
         try:
             in_ipc_namespace(tree.root, lambda: remove_shared_memory(*removed))
-        except OSError as error:
+        except (OSError, NoSuchProcess) as error:
             numbers = ", ".join(map(str, removed))
             tree.reporter.warning(
                 f"System V shared memory (shmid {numbers}) does not end with its users: {error}"

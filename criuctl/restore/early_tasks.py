@@ -34,6 +34,7 @@ from ..criu.images import ImageSet, read
 from ..errors import CriuctlError
 from ..proc import inject
 from ..proc.namespaces import namespaces, ns_pids
+from ..proc.procfs import read_memory
 from ..proc.tree import children
 
 _PAUSE = 0.0001  # seconds between looks for stopped processes
@@ -172,7 +173,7 @@ class EarlyTasks(Struct):
     def _take_terminal(pid: int, path: str) -> None:
         address = (inject.stack_pointer(pid) - _BELOW_STACK) & ~0xF
         name = os.fsencode(path) + b"\0"
-        saved = inject.read_memory(pid, address, len(name))
+        saved = read_memory(pid, address, len(name))
         inject.write_memory(pid, address, name)
         try:
             fd = inject.call(pid, inject.OPEN, address, os.O_RDWR | os.O_NOCTTY)
