@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -41,6 +41,55 @@ def remaps(images: ImageSet) -> list[Remap]:
         for entry in read(images.folder, _IMAGE, _KIND)
         if entry.remap_type in (_LINKED, _GHOST)
     ]
+
+
+def point_watches(images: ImageSet, descriptors: Mapping[int, int]) -> list[str]:
+    """Make CRIU watch these descriptors of this process, which are the deleted files of those ids
+    of files.img; return the kinds of the descriptors that watch them (inotify, fanotify).
+
+    Without its remap CRIU does not find a deleted file for a watch; but it opens a path that the
+    watch has (criu/fsnotify.c, get_mark_path).
+    """
+    places = {
+        _inode(images, remap): descriptors[remap.id]
+        for remap in remaps(images)
+        if remap.ghost and remap.id in descriptors
+    }
+    found: list[str] = []
+
+    def edit(entry: Any) -> None:
+        for inode, mark in _marks(entry):
+            if inode in places:
+                mark.f_handle.path = f"/proc/{os.getpid()}/fd/{places[inode]}"
+                found.append("inotify" if entry.ify.wd else "fanotify")
+
+    if places:
+        images.edit_files(edit)
+    return found
+
+
+def watched_ghosts(images: ImageSet) -> set[int]:
+    """Return the ids in files.img of deleted files that inotify or fanotify watches."""
+    ghosts = {remap.id: _inode(images, remap) for remap in remaps(images) if remap.ghost}
+    marks = {inode for entry in images.files() for inode, _ in _marks(entry)} if ghosts else set()
+    return {number for number, inode in ghosts.items() if inode in marks}
+
+
+def _inode(images: ImageSet, remap: Remap) -> tuple[int, int]:
+    """Return device and inode of a ghost at the dump."""
+    with Ghost(images, remap.target) as ghost:
+        return ghost.entry.dev, ghost.entry.ino
+
+
+def _marks(entry: Any) -> Iterator[tuple[tuple[int, int], Any]]:
+    """Yield device and inode of each file that an entry of files.img watches, and what has its
+    handle.
+    """
+    for watch in entry.ify.wd:
+        yield (watch.s_dev, watch.i_ino), watch
+    for mark in entry.ffy.mark:
+        if mark.HasField("ie"):
+            yield (mark.s_dev, mark.ie.i_ino), mark.ie
 
 
 def drop_remaps(images: ImageSet, ids: Container[int]) -> None:

@@ -8,6 +8,13 @@ does not control the folder, the file is made in the folder that was judged (`pe
 and its name removed again, all relative to one descriptor; CRIU gets the descriptor
 (`inherited_files`).
 
+So is a deleted file that inotify or fanotify watches, where CRIU sees criuctl's /proc
+(`ghostimages.point_watches`): CRIU watches the name next to the old one, and the kernel drops the
+watch with the last name of a file, if nothing has opened that very name.
+
+A device is made so only for processes that could make it themselves (CAP_MKNOD): its owner and
+mode would say nothing, because this restore sets them.
+
 It is the same file for the program: its name, deleted, is the old one, or one next to it if another
 file has that name now.
 
@@ -25,10 +32,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ..criu.ghostimages import Ghost, Remap, is_nameless, remaps
+from ..criu.ghostimages import Ghost, Remap, is_nameless, remaps, watched_ghosts
 from ..criu.heldfiles import HeldFile
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
+from ..proc.credentials import CAP_MKNOD
 from ..proc.path_control import Found, PathLookup
 from .link_remaps import Provided
 from .permission import HINT, Judge, Objection
@@ -75,18 +83,19 @@ def made(
     by_id = {held.id: held for held in files}
     ghosts: dict[int, int] = {}
     descriptors: dict[int, int] = {}
+    watched = watched_ghosts(images) if lookup.root is None else set()
     for remap in remaps(images):
         held = by_id.get(remap.id)
         if held is None:
             continue
         with ExitStack() as now:
             folder, there = nearest_folder(lookup, held.path, now)
-            nameless = is_nameless(images, remap)
-            if lookup.is_roots(folder) and not nameless:
+            nameless, roots = is_nameless(images, remap), lookup.is_roots(folder)
+            if roots and not nameless and remap.id not in watched:
                 continue
-            objection = (
-                None if nameless else judge.folder_objection(folder, there, held.uses, lookup.root)
-            )
+            objection = None
+            if not nameless and not roots:
+                objection = judge.folder_objection(folder, there, held.uses, lookup.root)
             if objection is not None:
                 raise RestoreFailed(str(objection), hint=HINT)
             try:
@@ -97,7 +106,8 @@ def made(
                     stack.callback(os.close, fd)
                 else:
                     name = os.path.basename(held.path)
-                    fd = _made(images, remap, name, there.fd, by_id, links.made)
+                    may_mknod = roots or _may_mknod(held, judge)
+                    fd = _made(images, remap, name, there.fd, by_id, links.made, may_mknod)
                     stack.callback(os.close, fd)
             except OSError as error:
                 text = f"{held.path} (deleted) cannot be made again: {error.strerror}"
@@ -156,6 +166,11 @@ def nearest_folder(lookup: PathLookup, path: str, stack: ExitStack) -> tuple[str
             folder = os.path.dirname(folder)
 
 
+def _may_mknod(held: HeldFile, judge: Judge) -> bool:
+    users = [judge.holders.get(use.pid) for use in held.uses]
+    return bool(users) and all(user is not None and user.has(CAP_MKNOD) for user in users)
+
+
 def _made(
     images: ImageSet,
     remap: Remap,
@@ -163,10 +178,14 @@ def _made(
     folder: int,
     by_id: Mapping[int, HeldFile],
     links: Mapping[str, os.stat_result | None],
+    may_mknod: bool,
 ) -> int:
     if not remap.ghost:
         return _linked(by_id[remap.target].path, name, folder, links)
     with Ghost(images, remap.target) as ghost:
+        if stat.S_IFMT(ghost.entry.mode) in (stat.S_IFCHR, stat.S_IFBLK) and not may_mknod:
+            text = "a device in a folder that others than root control, for a process without"
+            raise OSError(errno.EPERM, f"{text} CAP_MKNOD")
         return _ghost(ghost, name, folder)
 
 
@@ -225,7 +244,7 @@ def _ghost(ghost: Ghost, name: str, folder: int) -> int:
                 stack.callback(os.close, contents)
             fd = os.open(free, _OPENED, dir_fd=folder)
             failed.callback(os.close, fd)
-            _check_made(fd, kind, contents, free)
+            _check_made(fd, entry, contents, free)
             (os.rmdir if kind == stat.S_IFDIR else os.unlink)(free, dir_fd=folder)
             if contents is not None:  # only now: no other process can open it any more
                 ghost.write_to(contents)
@@ -236,17 +255,19 @@ def _ghost(ghost: Ghost, name: str, folder: int) -> int:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
 
-def _check_made(fd: int, kind: int, contents: int | None, name: str) -> None:
+def _check_made(fd: int, entry: Any, contents: int | None, name: str) -> None:
     """Raise `OSError` unless it is what was just made: the folder's owner can rename files
     there.
     """
-    status = os.fstat(fd)
+    status, kind = os.fstat(fd), stat.S_IFMT(entry.mode)
     if contents is not None:
         made_here = os.path.samestat(status, os.fstat(contents))
     else:
         made_here = status.st_uid == os.geteuid() and stat.S_IFMT(status.st_mode) == kind
         made_here = made_here and (kind == stat.S_IFDIR or status.st_nlink == 1)
         made_here = made_here and (kind == stat.S_IFLNK or not status.st_mode & 0o077)
+        if kind in (stat.S_IFCHR, stat.S_IFBLK):
+            made_here = made_here and status.st_rdev == entry.rdev
     if not made_here:
         raise OSError(errno.ESTALE, "another file is in its place now", name)
 
@@ -263,7 +284,7 @@ def _make(entry: Any, kind: int, name: str, folder: int) -> int | None:
     elif kind == stat.S_IFLNK:
         os.symlink(entry.symlnk_target, name, dir_fd=folder)
     else:
-        raise OSError(errno.EPERM, "a device in a folder that others than root control")
+        os.mknod(name, kind | 0o600, entry.rdev, dir_fd=folder)
     return None
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from msgspec import Struct, field
 
 from ..criu import heldfiles
-from ..criu.ghostimages import drop_remaps
+from ..criu.ghostimages import drop_remaps, point_watches
 from ..criu.heldfiles import HeldFile, held_files
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
@@ -87,11 +87,23 @@ def expect(
     return expected
 
 
-def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
+def hand_over(images: ImageSet, expected: Expected, *, reachable: bool) -> dict[str, int]:
     """Have CRIU use descriptors for paths that users other than root control; return key ->
     descriptor.
+
+    `reachable`: CRIU sees this process in its /proc.
     """
     if expected.unlinked:
+        watches = point_watches(
+            images, {number: expected.descriptors[number] for number in expected.unlinked}
+        )
+        if watches and not reachable:
+            raise RestoreFailed(
+                f"{watches[0]} watches a deleted file of a folder in which others than root can "
+                "write; criuctl cannot give it back in mounts of the tree's own",
+                hint="Restore it without --as, where its PIDs are free; or have root alone write "
+                "there.",
+            )
         drop_remaps(images, expected.unlinked)
     return heldfiles.hand_over(images, expected.descriptors)
 

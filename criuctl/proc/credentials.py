@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .procfs import read_status, reading
 
-CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_MKNOD = 1, 2, 27
 _ALL_FILES = (CAP_DAC_OVERRIDE, 19, 21)  # and CAP_SYS_PTRACE, CAP_SYS_ADMIN
 
 

@@ -391,4 +391,6 @@ class Surroundings(Struct, eq=False):
                 places=self.expected.places(),
             )
         )
-        self._inherit |= inherited_files.hand_over(work.images, self.expected)
+        self._inherit |= inherited_files.hand_over(
+            work.images, self.expected, reachable=not self._their_root
+        )

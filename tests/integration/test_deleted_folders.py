@@ -4,7 +4,9 @@ removing them does not work.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from support import oracle
@@ -147,22 +149,44 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize(
-    ("what", "code"), [("device", "deleted-device"), ("watch", "watch-of-deleted")]
-)
-def test_what_comes_back_only_where_root_alone_can_write(
-    what: str, code: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
-) -> None:
-    """Deleted files of other folders criuctl makes itself, but not these; that is said before the
-    dump.
-    """
+def _comes_back(what: str, pid: int) -> None:
+    """Descriptor 9 is /dev/null by another name, or watches what descriptor 10 is."""
+    if what == "device":
+        assert os.stat(f"/proc/{pid}/fd/9").st_rdev == os.makedev(1, 3)
+    else:
+        inode = os.stat(f"/proc/{pid}/fd/10").st_ino
+        assert f"inotify wd:1 ino:{inode:x} " in Path(f"/proc/{pid}/fdinfo/9").read_text()
+
+
+@pytest.mark.parametrize("mode", ["755", "777"])
+@pytest.mark.parametrize("what", ["device", "watch"])
+def test_deleted_devices_and_watches(what: str, mode: str, zoo: Zoo, trip: Trip) -> None:
+    """CRIU makes them again, or criuctl where others could lead CRIU elsewhere."""
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, what, mode])
+    report = trip.dump(animal)
+    for _ in range(2):
+        restored = trip.restore(report, animal, equal=False)
+        restored.ask()
+        _comes_back(what, restored.pid)
+        assert not (animal.folder / "f").exists()
+        restored.end()
+
+
+def test_no_deleted_device_for_a_process_that_may_make_none(zoo: Zoo, criuctl: Criuctl) -> None:
+    less = ["setpriv", "--bounding-set=-mknod", "--inh-caps=-mknod"]
     animal = zoo.launch(
-        "counter.py", prefix=[sys.executable, "-c", _DELETED, what, "755"], name="owned"
-    )
-    trip.restore(trip.dump(animal), animal, equal=False).ask()
-    animal = zoo.launch(
-        "counter.py", prefix=[sys.executable, "-c", _DELETED, what, "775"], name="shared"
+        "counter.py", prefix=[sys.executable, "-c", _DELETED, "device", "777", *less]
     )
     answer = criuctl("dump", animal.pid, check=False)
-    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {(code, 9)}
+    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {("deleted-device", 9)}
+    animal.ask()
+
+
+def test_no_watch_of_a_deleted_file_in_a_copy(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Where others control the folder: CRIU cannot see criuctl from the copy's own mounts."""
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, "watch", "777"])
+    report = trip.snapshot(animal)
+    answer = criuctl("restore", report["checkpoint"], "--as", "copy", check=False)
+    assert "inotify watches a deleted file" in answer["error"]["message"]
+    assert not (animal.folder / "f").exists()
     animal.ask()

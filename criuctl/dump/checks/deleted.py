@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
+from ...proc.credentials import CAP_MKNOD, credentials_of
 from ...proc.descriptors import Descriptor
 from ...proc.path_control import PathLookup
 from ...proc.tree import Process
@@ -44,11 +45,15 @@ def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    """Refuse a deleted device in a folder where others could open it under a name for a moment."""
-    if d.kind == "device" and others_control(scene, folder := os.path.dirname(d.target)):
+    """Refuse a deleted device in a folder that others control, for a process that could not make
+    it itself (`criuctl.files.deleted_files`).
+    """
+    if d.kind != "device" or not others_control(scene, folder := os.path.dirname(d.target)):
+        return
+    if not credentials_of(process.pid).has(CAP_MKNOD):
         text = (
-            f"{d.target} is a deleted device, and others than root can write to {folder}; a "
-            "restore makes no device there"
+            f"{d.target} is a deleted device, others than root can write to {folder}, and "
+            f"{process} may make no devices (CAP_MKNOD); a restore makes none there for it"
         )
         hint = (
             "Have the program close it before the dump, or make the device where only root can "

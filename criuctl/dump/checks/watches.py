@@ -201,10 +201,11 @@ def _unreachable(
         # For other files CRIU has the handle, which a restore can open only if CRIU makes all
         # mounts again.
         lost = not (_mounts_are_saved(scene) or (device, inode) in _kept(scene))
-        if not lost and _made_by_criuctl(scene, device, inode):
+        if not lost and scene.foreign("mnt") and _made_by_criuctl(scene, device, inode):
             return (
                 "watch-of-deleted",
-                "on a deleted file of a folder in which others than root can write",
+                "on a deleted file of a folder in which others than root can write, in mounts of "
+                "the tree's own",
             )
         if is_link and (lost or found.kind in _IN_MEMORY):
             return "watch-of-link", "on a symbolic link itself (IN_DONT_FOLLOW)"
@@ -236,7 +237,7 @@ def _mounts_are_saved(scene: Scene) -> bool:
 def _made_by_criuctl(scene: Scene, device: int, inode: int) -> bool:
     """Return whether it is a deleted file that criuctl hands to CRIU.
 
-    CRIU does not find such a file for a watch, unlike one that it makes itself.
+    CRIU finds such a file for a watch only if it sees criuctl's /proc.
     """
     names = {
         d.target
