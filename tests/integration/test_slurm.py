@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 
 import pytest
 from support.keeper import wait_until
-from support.slurm import PATIENCE, RUN, SERVICE, Cluster
+from support.slurm import GRACE_TIME, PATIENCE, RUN, SERVICE, Cluster
 
 # Counts in its memory until the file `stop` has the code to end with.
 COUNTER = """
@@ -123,6 +124,29 @@ def test_a_preempted_job(cluster: Cluster) -> None:
     numbers = [n for n, _ in counter.counts()]
     assert numbers == list(range(1, numbers[-1] + 1)), counter.output
     assert numbers[-1] > stored
+
+
+TRAPS = """
+for name in USR1 TERM; do trap "echo $name \\$(date +%s)" $name; done
+echo ready
+while :; do sleep 0.2 & wait $!; done
+"""
+
+
+@pytest.mark.parametrize(("options", "warning"), [(["--signal=B:USR1@60"], "USR1"), ([], "TERM")])
+def test_when_a_preempted_job_is_warned(options: list[str], warning: str, cluster: Cluster) -> None:
+    """Its script gets its own signal when GraceTime begins; SIGTERM only when it is over."""
+    use(cluster, "n1")
+    job = cluster.submit("ada", TRAPS, "--time=10", *options)
+    cluster.wait_output("ada", job, "ready")
+    other = cluster.submit("mal", "echo high", "-p", "high", "--exclusive")
+    began = time.monotonic()
+    wait_until(lambda: re.search("USR1|TERM", cluster.output("ada", job)), PATIENCE, "a warning")
+    took, first = time.monotonic() - began, re.findall("USR1|TERM", cluster.output("ada", job))[0]
+    cluster.sh(f"scancel {other}; scancel --full --signal=KILL {job}; scancel {job}")
+    assert first == warning
+    assert took < GRACE_TIME / 2 if options else took > GRACE_TIME - 5
+    cluster.wait_state(job, "CANCELLED")
 
 
 def test_the_time_limit(cluster: Cluster) -> None:

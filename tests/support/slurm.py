@@ -34,6 +34,7 @@ PROJECT = Path(__file__).parent.parent.parent
 USERS = {"ada": 2001, "mal": 2002}
 NAMES = ("n1", "n2")
 KILL_WAIT = 20
+GRACE_TIME = 30
 PATIENCE = 60.0  # seconds for what takes one or two
 _ADDRESS = "10.91.7"
 _CONFIG = """\
@@ -56,7 +57,8 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0,preempt_send_user_signal
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+SlurmctldParameters=preempt_send_user_signal
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
@@ -71,7 +73,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 NodeName=n1 NodeAddr={address}.11 CPUs=4 RealMemory=1000 State=UNKNOWN
 NodeName=n2 NodeAddr={address}.12 CPUs=4 RealMemory=1000 State=UNKNOWN
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=30 State=UP
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} State=UP
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF State=UP
 """
 
@@ -249,7 +251,11 @@ class Cluster:
         folder = self.folder
         (folder / "state").mkdir(mode=0o700)
         config = _CONFIG.format(
-            run=folder, address=_ADDRESS, kill_wait=KILL_WAIT, node_timeout=node_timeout
+            run=folder,
+            address=_ADDRESS,
+            kill_wait=KILL_WAIT,
+            grace=GRACE_TIME,
+            node_timeout=node_timeout,
         )
         (folder / "slurm.conf").write_text(config)
         key = folder / "munge.key"

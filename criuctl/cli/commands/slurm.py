@@ -96,7 +96,7 @@ def run(app: App, before: float, every: str | None, path: Path, command: tuple[s
     The program's standard input is /dev/null unless the job has a file for it. SIGTERM and SIGUSR1
     are ignored in it when it starts, because Slurm sends SIGTERM to all processes of a job that it
     requeues; a program that handles SIGTERM by ending is best warned by
-    preempt_send_user_signal.
+    its own signal (--signal, and send_user_signal in PreemptParameters of slurm.conf).
 
     A checkpoint that fails is reported, and the program runs on. Where the program has ended by
     itself with exit code 0, its checkpoints are removed; with another one they stay, and a requeue
