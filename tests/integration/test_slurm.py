@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
 
 import pytest
@@ -201,6 +202,16 @@ def test_a_cancelled_job(cluster: Cluster) -> None:
     cluster.wait_state(started.job, "CANCELLED")
     assert cluster.field(started.job, "Restarts") == "0"
     assert "checkpoint" not in started.output
+
+
+def test_a_service_that_can_store_nothing(cluster: Cluster) -> None:
+    """It says so when it starts, and one that can does not."""
+    node = cluster.nodes["n1"]
+    serve = "-m criuctl slurm serve --socket /run/criuctl-poor/socket"
+    less = "setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource timeout 15"
+    out = node.sh(f"{less} {sys.executable} {serve} 2>&1", check=False)
+    assert "no job can be stored: CAP_SYS_RESOURCE is missing" in out
+    assert "CAP_SYS_RESOURCE" not in (node.run_dir / "service.log").read_text()
 
 
 def test_the_service_is_restarted(cluster: Cluster) -> None:

@@ -73,7 +73,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 NodeName=n1 NodeAddr={address}.11 CPUs=4 RealMemory=1000 State=UNKNOWN
 NodeName=n2 NodeAddr={address}.12 CPUs=4 RealMemory=1000 State=UNKNOWN
-PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} State=UP
+PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF State=UP
 """
 

@@ -24,6 +24,7 @@ from types import FrameType
 
 from ...config import Config
 from ...errors import Conflict, PlatformError
+from ...proc.limits import CAP_SYS_RESOURCE, effective_capabilities
 from ...proc.notify import ServiceManager
 from ...proc.ownership import check_own
 from . import jobs
@@ -56,6 +57,11 @@ class Service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._stop)
             self._prepare_store()
+            if not effective_capabilities() >> CAP_SYS_RESOURCE & 1:
+                self._tell(
+                    "warning: no job can be stored: CAP_SYS_RESOURCE is missing here, and without "
+                    "it CRIU dumps no process of another user than root; give it to this service"
+                )
             ready()
             manager = ServiceManager()
             manager.tell("READY=1", f"STATUS=jobs of cluster {cluster}")
