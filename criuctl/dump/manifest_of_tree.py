@@ -146,7 +146,7 @@ def store_and_describe(
         incarnation=session.incarnation,
         parent=session.checkpoint or None,
         labels=_labels(job, taken),
-        host=host_info(),
+        host=host_info(job.config),
         criu=criu_facts.criu_info(job.config) | {"leave_running": job.request.leave_running},
         criuctl=__version__,
         root=_process(taken.tree[0], everywhere),

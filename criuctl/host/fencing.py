@@ -32,7 +32,6 @@ that is reported.
 
 from __future__ import annotations
 
-import platform
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,7 +47,7 @@ from ..errors import Conflict, CriuctlError, HomeLost
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from .identity import host_id
+from .identity import host_id, host_name
 from .registry import Registry, SessionRecord, boot_id
 
 _PATIENCE = 5.0  # seconds for a store that is informed of an end
@@ -164,7 +163,7 @@ def give_back(config: Config, record: SessionRecord) -> list[str]:
                 ):
                     continue
                 leases.end(
-                    repository, ref, record.incarnation, host=host, host_name=platform.node()
+                    repository, ref, record.incarnation, host=host, host_name=host_name(config)
                 )
         except CriuctlError:
             left += [url] if store_id else []
@@ -275,7 +274,7 @@ class Home:
                 session.id,
                 session.incarnation,
                 host=self._host,
-                host_name=platform.node(),
+                host_name=host_name(self._config),
                 above=above,
                 seen=self.seen,
             )

@@ -28,6 +28,11 @@ def host_id(config: Config | None = None) -> str:
     return (config or load()).host_id or machine_id() or platform.node()
 
 
+def host_name(config: Config) -> str:
+    """Return the name of this host in messages and records: the configured one, else its own."""
+    return config.host_id or platform.node()
+
+
 def cpu() -> tuple[str, tuple[str, ...]]:
     """Return (model name, feature flags) of the first processor."""
     model, flags = "", ""
@@ -44,11 +49,11 @@ def cpu() -> tuple[str, tuple[str, ...]]:
     return model, tuple(sorted(flags.split()))
 
 
-def host_info() -> HostInfo:
+def host_info(config: Config) -> HostInfo:
     """Return the record of this host, now."""
     model, flags = cpu()
     return HostInfo(
-        name=platform.node(),
+        name=host_name(config),
         machine_id=machine_id(),
         boot_id=boot_id(),
         kernel=platform.release(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from msgspec import Struct, field, to_builtins
 from ..config import Config
 from ..errors import Conflict, Damaged
 from ..report import utc_text
+from .identity import host_name
 from .registry import boot_id, write_record
 
 How = Literal["dump", "snapshot", "lost"]
@@ -31,8 +31,8 @@ class Item(Struct):
     session: str
     order: int
     tree: bool = False
-    # waiting | stored | failed (to be stored) | gone (of itself) | back | given-up (to be brought
-    # back)
+    # waiting | stored | failed (to be stored) | gone (of itself) | moved (to another host) | back
+    # | given-up (to be brought back)
     state: str = "waiting"
     store: str = ""
     checkpoint: str = ""
@@ -43,7 +43,6 @@ class Item(Struct):
     pid: int | None = None  # once it is back
     error: dict[str, Any] | None = None  # of the last try, to store it or to bring it back
     degraded: bool = False
-    shared: bool = False  # it was found in the store: another host may be faster
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``maintenance``, with `findings` for what went wrong."""
@@ -137,7 +136,7 @@ def check_open(config: Config) -> None:
         why = f" ({record.reason})" if record.reason else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         raise Conflict(
-            f"{platform.node()} is in maintenance since {since}{why}: no session may begin there",
+            f"{host_name(config)} is in maintenance since {since}{why}: no session may begin there",
             hint=(
                 "`criuctl maintenance end` brings back what it had ended, and lets new ones in; "
                 "`criuctl maintenance status`."

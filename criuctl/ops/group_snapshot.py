@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -45,6 +44,7 @@ from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..errors import CriuctlError, DumpFailed
 from ..host.group_member import AGAIN, DumpedMember
+from ..host.identity import host_name
 from ..host.registry import Registry, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..report import Reporter
@@ -209,7 +209,7 @@ class _Snapshot(Struct, eq=False):
                 id=os.urandom(16).hex(),
                 group=self.group,
                 created=now(),
-                host=platform.node(),
+                host=host_name(self.config),
                 frozen_ms=frozen_ms,
                 members=tuple(_located(repository, self.made.values())),
                 labels=dict(self.request.labels),

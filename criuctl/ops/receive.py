@@ -21,7 +21,6 @@ longer needs this one (`feeding`).
 from __future__ import annotations
 
 import os
-import platform
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from msgspec.structs import replace
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound
-from ..host.identity import host_id
+from ..host.identity import host_id, host_name
 from ..host.maintenance import check_open
 from ..host.moves import Incoming, Moves, Outgoing, check_id
 from ..host.registry import Registry, boot_id, check_name, check_outside
@@ -56,7 +55,7 @@ _PAUSE = 0.1  # seconds between two looks
 
 def facts(config: Config) -> dict[str, Any]:
     """Return the facts that the other host gets at once."""
-    return {"host": platform.node(), "host_id": host_id(config)}
+    return {"host": host_name(config), "host_id": host_id(config)}
 
 
 def receive(

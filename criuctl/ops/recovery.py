@@ -4,8 +4,9 @@
 A try is counted, durably, before it is made: a restore that takes the host down with it is not
 tried endlessly. The counts last over all calls, until `again` resets them. Restored or running
 sessions are not tried again; a configured tree that the host has started again meanwhile is left as
-it is and reported. When nothing is left to try the door is open again, even if some did not come
-back; the record stays while there are such.
+it is and reported. A session that another host has restored has moved, which is no failure. When
+nothing is left to try the door is open again, even if some did not come back; the record stays
+while there are such.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _with_homeless(
         if noted is not None:
             record.items.remove(noted)
         item = Item(found.name, order_of(found.labels), False, "stored", config.store)
-        item.checkpoint, item.ended, item.shared = found.checkpoint, True, True
+        item.checkpoint, item.ended = found.checkpoint, True
         record.items.append(item)
     return record
 
@@ -221,6 +222,8 @@ def _bring_back(
     for order in sorted({item.order for item in record.items}):
         items = [item for item in record.items if item.order == order]
         for item in items:
+            if item.state == "given-up" and taken(config, item.session, item.store):
+                item.state, item.error = "moved", None
             if item.state == "gone" or _is_here(config, record, item) or item.state != "stored":
                 yield item
         yield from _try(
@@ -329,8 +332,8 @@ def _try(
             else:
                 assert outcome.error is not None
                 item.error = outcome.error.to_dict()
-                if item.shared and taken(config, item.session, item.store):
-                    item.state, item.error = "gone", None  # another host was faster
+                if taken(config, item.session, item.store):
+                    item.state, item.error = "moved", None  # another host was faster
                 elif not _is_here(config, record, item):  # another process was faster
                     failed.append(item)
             write(config, record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..checkpoint import leases
 from ..config import Config
 from ..host import inside_report
 from ..host.fencing import with_lease
-from ..host.identity import host_id
+from ..host.identity import host_id, host_name
 from ..host.registry import Registry, SessionRecord, boot_id
 from ..namespaces.restore_lock import table_of
 from ..proc.tree import ProcessIdentity
@@ -81,7 +80,7 @@ def claim_home(
         session.id,
         session.incarnation,
         host=host_id(config),
-        host_name=platform.node(),
+        host_name=host_name(config),
         take_over=request.take_over,
         instead_of=request.instead_of,
         ttl=request.ttl,

@@ -94,7 +94,7 @@ def test_another_machine_takes_its_place(homes: Homes, watching: Watching) -> No
                 assert item["session"] not in found, "it runs twice"
                 found[item["session"]] = home
             else:
-                assert item["state"] == "gone", item
+                assert item["state"] == "moved", item
     assert sorted(found) == ["one", "two"]
     for name, home in found.items():
         assert home("exec", name, "--", "echo $remembered")["output"].strip() == name

@@ -268,8 +268,8 @@ def printer(app: App, wanted: str) -> Callable[[Item], int]:
         if not app.json and not app.quiet:
             checkpoint = f", checkpoint {item.checkpoint[:12]}" if item.checkpoint else ""
             pid = f" as PID {item.pid}" if item.pid and wanted == "back" else ""
-            gone = "another host has restored it" if item.shared else "has ended of itself"
-            said = gone if item.state == "gone" else f"{item.state}{pid}{checkpoint}"
+            ended = {"gone": "has ended of itself", "moved": "another host has restored it"}
+            said = ended.get(item.state) or f"{item.state}{pid}{checkpoint}"
             write_result(f"{printable(item.session)}: {said}")
         return DEGRADED if item.degraded and item.state == wanted else 0
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import signal
 import time
 from collections import Counter
@@ -38,6 +37,7 @@ from ...config import Config
 from ...errors import CriuctlError, of_the_host
 from ...report import Reporter
 from ...session.names import valid_name
+from ..identity import host_name
 from ..registry import Registry
 from . import under_way
 from .event_log import EventLog, now
@@ -194,7 +194,7 @@ def _record(
 def _body(config: Config, operation: str, facts: Facts, seconds: float) -> Facts:
     code = facts.get("exit_code", 0)
     outcome = {0: "done", DEGRADED: "degraded"}.get(code, "interrupted" if code > 128 else "failed")
-    body: Facts = {"host": platform.node(), "operation": operation, "uid": _uid()}
+    body: Facts = {"host": host_name(config), "operation": operation, "uid": _uid()}
     body |= (
         known_session(config, facts)
         | {"exit_code": code, "outcome": outcome, "seconds": seconds}

@@ -7,7 +7,6 @@ Facts that are needed after an interruption are recorded before the step they de
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from ...checkpoint.manifest import Manifest
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
+from ...host.identity import host_name
 from ...host.moves import Moves, Outgoing, new_id
 from ...host.registry import SessionRecord, boot_id
 from ...proc import address_choice, addresses
@@ -107,7 +107,7 @@ class HostDelivery(Struct):
             "session": session.name,
             "session_id": session.id,
         }
-        asked["origin"] = platform.node()
+        asked["origin"] = host_name(self.config)
         kept = self._kept_key()
         if kept is not None and (earlier := _writer_key(kept)) is not None:
             asked["writer"] = inbox.proof(earlier, self.move.id)

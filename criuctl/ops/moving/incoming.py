@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, CriuctlError, RestoreFailed, TimedOut
 from ...host.fencing import with_lease
-from ...host.identity import host_id
+from ...host.identity import host_id, host_name
 from ...host.moves import Incoming, Moves, check_id
 from ...host.registry import Registry, SessionRecord
 from ...proc import addresses
@@ -229,7 +228,7 @@ class Arrival:
                     record.id,
                     record.incarnation,
                     host=host,
-                    host_name=platform.node(),
+                    host_name=host_name(self._config),
                     take_over=True,
                 )
                 registry.put(with_lease(record, repository, claim.head.epoch))

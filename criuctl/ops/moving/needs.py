@@ -92,7 +92,7 @@ def gather(
     files = list(_files(scene, config, carried, binaries, written_travel=written_travel))
     return Needs(
         session=session,
-        host=host_info(),
+        host=host_info(config),
         incarnation=incarnation,
         criu=criu,
         processes=tuple(

@@ -12,7 +12,6 @@ restores the newest checkpoint, if it is of the session that holds the lease.
 from __future__ import annotations
 
 import os
-import platform
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ from ...config import Config
 from ...criu.tenant import Tenant
 from ...errors import Conflict, CriuctlError, DataError, PreflightRefused
 from ...host.fencing import with_lease
-from ...host.identity import host_id
+from ...host.identity import host_id, host_name
 from ...host.lost_homes import stand_down
 from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc import forked
@@ -139,7 +138,7 @@ def begin(config: Config, bound: Bound, root: ProcessIdentity) -> dict[str, Any]
             known.id,
             known.incarnation,
             host=host_id(config),
-            host_name=platform.node(),
+            host_name=host_name(config),
             take_over=True,  # Slurm runs a job on one node, and knows of no other that has it
         )
         try:
@@ -255,7 +254,7 @@ def finish(config: Config, bound: Bound, *, succeeded: bool) -> dict[str, Any]:
         if succeeded:
             for old in repository.list(bound.name):
                 repository.remove(old)
-            leases.end(repository, ref, record.incarnation, host=host, host_name=platform.node())
+            leases.end(repository, ref, record.incarnation, host=host, host_name=host_name(config))
         else:
             leases.release(repository, bound.name, host=host)
     registry.put(replace(record, state="lost", reason="its program has ended", leases={}))

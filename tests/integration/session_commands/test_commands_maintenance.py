@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.command import Home
+from support.homes import Homes
 from support.hooking import HookFolder
 from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators
@@ -134,3 +135,29 @@ def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home
     wait_until(restored.alive, TIMEOUT, "it runs")
     events = [event for event in operators("events") if event["operation"] == "recover"]
     assert [(event["sessions"], event["states"]) for event in events] == [(["db"], {"back": 1})]
+
+
+def test_what_another_host_has_recovered(homes: Homes) -> None:
+    """It has moved, and is no failure; also if it was given up here before.  Messages name the
+    host as it is configured.
+    """
+    alpha, beta = homes("alpha"), homes("beta")
+    for name in ("one", "two"):
+        alpha.shell(name, "--label", "pool=web")
+    alpha("maintenance", "begin", "--reason", "moving out")
+    refused = alpha("run", "-d", "--", "true", check=False)
+    assert refused["error"]["message"].startswith("alpha is in maintenance")
+    beta("restore", "one")
+    path = alpha.home.path / "state" / "maintenance.json"
+    record = json.loads(path.read_text())
+    error = {"code": "conflict", "exit_code": 9, "message": "held", "hint": ""}
+    for item in record["items"]:
+        if item["session"] == "one":
+            item |= {"state": "given-up", "tries": 3, "error": error}
+    path.write_text(json.dumps(record))
+    beta("restore", "two")
+    answer = alpha("maintenance", "end", "--retry-after", "0s")
+    assert {item["session"]: item["state"] for item in answer} == {"one": "moved", "two": "moved"}
+    assert not path.exists()
+    assert "held by host beta" in alpha("restore", "one", check=False)["error"]["message"]
+    assert alpha("list")[0]["host"] == "alpha"

@@ -54,7 +54,7 @@ def config(tmp_path: Path) -> Config:
 def needs(**changes: Any) -> Needs:
     made = Needs(
         session=SessionRef("crunch", "1" * 32),
-        host=host_info(),
+        host=host_info(Config()),
         time=time.time(),
         monotonic=time.monotonic(),
         processes=(ProcessRecord(pid=4194000, ns_pid=4194000, command="crunch"),),
@@ -105,9 +105,9 @@ def test_nothing_is_missing(config: Config) -> None:
 
 
 def test_the_restores_plan_is_asked(config: Config) -> None:
-    other = replace(host_info(), arch="m68k", page_size=65536, cpu_flags=("avx1024", "fpu"))
+    other = replace(host_info(Config()), arch="m68k", page_size=65536, cpu_flags=("avx1024", "fpu"))
     assert codes(ask(needs(host=other), config), "error") == ["arch", "page-size"]
-    lacking = replace(host_info(), cpu_flags=(*host_info().cpu_flags, "avx1024"))
+    lacking = replace(host_info(Config()), cpu_flags=(*host_info(Config()).cpu_flags, "avx1024"))
     (found,) = ask(needs(host=lacking), config)
     assert (found.level, found.code) == ("warning", "cpu")
     assert "avx1024" in found.text
