@@ -85,6 +85,7 @@ class RestoreResult(Struct, frozen=True):
     hooks: list[dict[str, Any]] = field(default_factory=list)
     gpu: dict[str, Any] | None = None  # of a tree that uses GPUs
     found: Found | None = None
+    paused: bool = False  # the session was paused or halted at the dump, and still is
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -93,6 +94,7 @@ class RestoreResult(Struct, frozen=True):
             "session": self.session,
             "incarnation": self.incarnation,
             "pid": self.pid,
+            "state": "paused" if self.paused else "running",
             "inner_pid": self.inner_pid,
             "elapsed_ms": self.elapsed_ms,
             "lazy": self.lazy,

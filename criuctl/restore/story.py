@@ -376,4 +376,5 @@ def _result(
         degraded=work.hooks.degraded or any(c["outcome"] == "failed" for c in outcomes),
         hooks=work.hooks.records(),
         found=found.found,
+        paused=work.holder.stands_still,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ...errors import NoSuchProcess, SessionGone
+from ...quoting import quoted
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..grouping import group_option, only_with_group, print_restored
@@ -38,6 +39,10 @@ def _outcome(result: Mapping[str, Any]) -> str:
         f"{', memory follows on demand' if result.get('lazy') else ''}"
     ]
     lines.append(f"  from {_source(result)}")
+    if result["state"] == "paused":
+        lines.append(
+            f"  it is paused, as it was at the dump: criuctl resume {quoted(result['session'])}"
+        )
     if newer := result["newer"]:
         lines.append(
             f"  a newer one is {newer['number']} ({newer['id'][:12]}) in "

@@ -108,6 +108,11 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(
     restored = operators("restore", "work")
     status = operators("status", "work")
     assert (status["state"], status["halted"], status["pid"]) == ("paused", True, restored["pid"])
+    assert restored["state"] == "paused"
+    operators("dump", "work")
+    said = operators.text("restore", "work")
+    assert "it is paused, as it was at the dump: criuctl resume work" in said
+    status = operators("status", "work")
     assert status["offset"] == before["offset"] and status["paused_by"]["name"] == "tester"
     root = ProcessIdentity.of(status["pid"])
     operators("resume", "work")
