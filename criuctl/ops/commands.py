@@ -155,7 +155,7 @@ def _start(session: Session, words: list[str]) -> dict[str, Any]:
             return commands.start(session, words, _BEGINS)
         except WrongState as error:
             if time.monotonic() >= settled or not _comes(error):
-                error.hint = (
+                error.hint = error.hint or (
                     "`criuctl wait NAME --prompt` waits for the shell; `criuctl exec --new` needs "
                     "none; --force types all the same, to a shell behind ssh."
                 )

@@ -88,7 +88,7 @@ def connect(
                 f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
             )
             raise NotHeld(why_not(known), hint=hint) from error
-        raise SessionGone(why_not(known), hint=error.hint) from error
+        raise gone(known) from error
 
 
 # -- looking
@@ -261,6 +261,18 @@ def _command(pid: int) -> list[str]:
     except OSError:
         return []
     return [os.fsdecode(word) for word in words]
+
+
+def gone(known: Mapping[str, Any]) -> SessionGone:
+    """Return the error of a session that has ended here, with what can be done about it."""
+    name, hints = quoted(known["session"]), []
+    if known["state"] in ("exited", "lost") and not known["moved_to"]:
+        if known.get("checkpoint"):
+            hints.append(f"`criuctl restore {name}` brings back its newest checkpoint.")
+        if known["state"] == "exited":
+            hints.append(f"`criuctl capture {name}` shows its last screen.")
+        hints.append(f"`criuctl run --name {name} -- COMMAND` begins a new one.")
+    return SessionGone(why_not(known), hint=" ".join(hints))
 
 
 def why_not(known: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from ..quoting import quoted
+
 MAGIC = "criuctl-session"
 VERSION = 1  # the newest that this program speaks
 OLDEST = 1  # two versions back stay readable
@@ -54,6 +56,12 @@ _DATA_BODY = struct.Struct(">IQ")
 _U32 = struct.Struct(">I")
 
 Frame = tuple[int, bytes]
+
+
+def state_hint(state: str, name: str) -> str:
+    """Return what lets a session in this state go on, as a hint; "" for none."""
+    command = {"paused": "resume", "checkpointed": "restore"}.get(state)
+    return f"`criuctl {command} {quoted(name)}` lets it go on." if command else ""
 
 
 class ProtocolError(Exception):

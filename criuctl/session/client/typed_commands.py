@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import TimedOut, UsageError, WrongState
+from ..protocol import state_hint
 
 if TYPE_CHECKING:
     from .session import Session
@@ -72,7 +73,8 @@ def execute(
     """
     status = session.status()
     if status["state"] != "running":
-        raise WrongState(f"session {status['session']!r} is {status['state']}")
+        name, state = status["session"], status["state"]
+        raise WrongState(f"session {name!r} is {state}", hint=state_hint(state, name))
     nonce = os.urandom(8).hex()
     line = command_line(command, nonce)
     if len(line) > _MAX_CANONICAL:

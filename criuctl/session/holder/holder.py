@@ -245,7 +245,9 @@ class Holder:
         groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
-        self.requests = Requests(self.loop, leasing.authority, hello, type_input, operations)
+        self.requests = Requests(
+            self.loop, leasing.authority, hello, type_input, operations, self.session.identity.name
+        )
 
     def _tree_operations(self) -> TreeOperations:
         return TreeOperations(

@@ -36,7 +36,9 @@ class Requests:
         hello: Hello,
         type_input: TypeInput,
         operations: Operations,
+        name: str,
     ) -> None:
+        self._name = name  # of the session
         self._loop, self._authority = loop, authority
         self._hello, self._type_input, self._operations = hello, type_input, operations
 
@@ -112,10 +114,10 @@ class Requests:
             text = f"this needs the role {role!r}, {operator.name!r} has {operator.role!r}"
             hint = ""
             if operator.role != operator.wanted:
-                who = f"{operator.kind}:{operator.name}"
+                who = quoted(f"{operator.kind}:{operator.name}")
                 hint = (
-                    f"It was limited: `criuctl role SESSION {quoted(who)} {quoted(role)}` gives it "
-                    "that role."
+                    "It was limited by `criuctl role` or `resume --agent-stays-out`. A person "
+                    f"lifts that, at a terminal: `criuctl role {quoted(self._name)} {who} write`."
                 )
             raise Refused("forbidden", text, hint)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..protocol import state_hint
 from .operators import Refused
 
 OVER = ("exited", "lost")
@@ -61,7 +62,8 @@ class SessionState:
     def needs(self, *states: str) -> None:
         """Refuse a request unless the session is in one of these states."""
         if self.state not in states:
-            raise Refused("state", f"the session is {self.state}", state=self.state)
+            hint = state_hint(self.state, self.identity.name)
+            raise Refused("state", f"the session is {self.state}", hint, state=self.state)
 
     def set_state(self, state: str) -> None:
         """Change the state."""
