@@ -137,8 +137,11 @@ class App:
 pass_app = click.make_pass_decorator(App, ensure=True)
 
 
+def takes_colours() -> bool:
+    """Return whether the terminal and its user want more than plain text."""
+    return os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+
+
 def _bold(text: str) -> str:
     """Return text in bold, unless the terminal or its user wants none of it."""
-    if os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR"):
-        return text
-    return f"\x1b[1m{text}\x1b[m"
+    return f"\x1b[1m{text}\x1b[m" if takes_colours() else text

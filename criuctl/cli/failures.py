@@ -8,7 +8,6 @@ causes, -vv the traceback. `main` decides which function an exception goes to.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Any
@@ -17,7 +16,7 @@ import click
 
 from ..errors import CriuctlError, UsageError
 from ..redact import redacted
-from .app import PROGRAM, App
+from .app import PROGRAM, App, takes_colours
 from .streams import ResultLost, discard, jsonable, tell, write_result
 from .text import printable
 
@@ -35,7 +34,17 @@ def as_usage_error(error: click.UsageError) -> UsageError:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return UsageError("no command given", hint=f"`{PROGRAM} --help` lists them.")
     path = error.ctx.command_path if error.ctx is not None else PROGRAM
-    return UsageError(error.format_message(), hint=f"`{path} --help` explains the usage.")
+    hint = f"`{path} --help` explains the usage."
+    if isinstance(error, click.NoSuchOption) and _takes_command(error.ctx):
+        hint = (
+            f"Options of the command itself come after --: `{path} ... -- COMMAND "
+            f"{error.option_name} ...`. {hint}"
+        )
+    return UsageError(error.format_message(), hint=hint)
+
+
+def _takes_command(ctx: click.Context | None) -> bool:
+    return ctx is not None and any(param.name == "command" for param in ctx.command.params)
 
 
 def _say(text: str, hint: str = "") -> None:
@@ -49,7 +58,7 @@ def _say(text: str, hint: str = "") -> None:
 
 
 def _coloured() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    return sys.stderr is not None and sys.stderr.isatty() and takes_colours()
 
 
 def _in_json(app: App) -> bool:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 import click
 
+from ...errors import CriuctlError
 from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
 from ..descriptions import print_failure
 from ..grouping import group_option, only_with_group
 from ..pages import page
+from ..streams import tell
 from ..text import printable
+
+if TYPE_CHECKING:
+    from ...checkpoint.summary import CheckpointSummary
 
 
 @page(
@@ -36,11 +45,13 @@ from ..text import printable
     "its members.  [default: REF...]",
     "GROUP[@N]",
 )
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_app
-def rm(app: App, refs: tuple[str, ...], group: str | None) -> int:
-    """Remove checkpoints from the store, without asking. All REFs are looked up first, so numbers
-    that count from the end mean what `criuctl list` showed. One that does not exist does not
-    prevent the others from being removed; with a single REF its error is the command's. Pinned
+def rm(app: App, refs: tuple[str, ...], group: str | None, yes: bool) -> int:
+    """Remove checkpoints from the store. At a terminal it asks first where a NAME alone has several
+    checkpoints, of which it means the newest; a script is not asked. All REFs are looked up first,
+    so numbers that count from the end mean what `criuctl list` showed. One that does not exist does
+    not prevent the others from being removed; with a single REF its error is the command's. Pinned
     checkpoints are refused; one that is damaged, so that its session is unknown, is removed, too.
     If the store fails in between, the error names those that were removed (removed in its JSON, by
     id).
@@ -54,6 +65,9 @@ def rm(app: App, refs: tuple[str, ...], group: str | None) -> int:
     only_with_group(group, refs, "REF...")
     if group is not None:
         return _remove_group(app, group)
+    if not (yes or app.json or _confirmed(app, refs)):
+        tell("nothing was removed")
+        return 0
     from ...ops.inspect import remove
 
     with app.reporting() as reporter:
@@ -76,6 +90,24 @@ def rm(app: App, refs: tuple[str, ...], group: str | None) -> int:
             if removal.error is not None:
                 print_failure(removal.ref, removal.error)
     return worst(r.error.exit_code for r in removals if r.error is not None)
+
+
+def _confirmed(app: App, refs: tuple[str, ...]) -> bool:
+    """Ask, at a terminal, about each NAME that has more checkpoints than the one that goes."""
+    from ...ops.inspect import list_checkpoints
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    for name in (ref for ref in refs if "@" not in ref):
+        kept: list[CheckpointSummary] = []
+        with suppress(CriuctlError):  # it is an id, or nothing: the removal reports it
+            kept = list_checkpoints(app.config, name).checkpoints
+        if len(kept) > 1:
+            newest = f"{printable(name)}@{kept[-1].number} ({kept[-1].id[:12]})"
+            asked = f"{printable(name)} has {len(kept)} checkpoints. Remove the newest, {newest}?"
+            if not click.confirm(asked, err=True):
+                return False
+    return True
 
 
 def _remove_group(app: App, ref: str) -> int:

@@ -110,6 +110,12 @@ def _size(
     "migrated.  [default: the current folder, which does not]",
 )
 @click.option(
+    "--cwd",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Start in this folder.  [default: that of --workspace, else the current folder]",
+)
+@click.option(
     "--size",
     metavar="COLSxROWS",
     callback=_size,
@@ -129,6 +135,7 @@ def run(
     group: str | None,
     variables: Mapping[str, str],
     workspace: str | None,
+    cwd: str | None,
     size: tuple[int, int] | None,
     command: tuple[str, ...],
 ) -> int:
@@ -168,6 +175,7 @@ def run(
         hooks=not no_shell_hooks,
         labels=labels,
         workspace=workspace,
+        cwd=cwd,
         more_env=variables,
         detached=detach,
     )

@@ -35,7 +35,7 @@ class InOrder(Page):
         ("A whole file, as pasted:", "criuctl send work --paste notes.txt"),
         (
             "Wait for the answer to the sent text:",
-            "criuctl send work --text ls --enter\ncriuctl wait work --match '\\$ $'",
+            "criuctl send work --text ls --enter\ncriuctl wait work --match '[$#] $'",
         ),
     ],
     exits=[3, 9, 10, 12],

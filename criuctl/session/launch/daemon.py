@@ -163,6 +163,8 @@ def start_holder(
         raise CommandFailed(f"the holder of {spec.name!r} did not start")
     if "error" in answer:
         _forget(run_folder)
+        with suppress(OSError):  # an earlier session of the name has left its log there
+            os.rmdir(state_folder)
         raise _not_started(spec.name, answer["error"])
     return Started(
         spec.name,

@@ -66,3 +66,55 @@ def test_agents_that_stay_out(operators: Operators) -> None:
     _follow(operators, typed, CRIUCTL_KIND="human")
     operators("exec", "work", "--timeout", TIMEOUT, "--", "true", env=agent)
     operators("kill", "work", "--timeout", "0", env={"CRIUCTL_KIND": "human"})
+
+
+def test_rm_asks_at_a_terminal(operators: Operators) -> None:
+    """Where a name alone has several checkpoints; a script, and --yes, are not asked."""
+    operators.shell("work")
+    for _ in range(4):
+        operators("snapshot", "work")
+    window = operators.window("rm", "work")
+    window.expect(r"work has 4 checkpoints. Remove the newest, work@4 \(\w{12}\)\?")
+    window.sendline("n")
+    window.expect("nothing was removed")
+    window.wait()
+    window = operators.window("rm", "work")
+    window.expect("Remove the newest")
+    window.sendline("y")
+    window.expect("removed work@4")
+    window.wait()
+    for words in (("--yes", "work"), ("work@1",)):
+        window = operators.window("rm", *words)
+        window.expect("removed work@")
+        window.wait()
+    operators("rm", "work")
+    assert operators("list") == []
+
+
+def test_a_command_that_does_not_exist_leaves_no_name(operators: Operators) -> None:
+    answer = operators("run", "-d", "--name", "none", "--", "no-such-program", check=False)
+    assert answer["exit_code"] == 3
+    assert [path.name for path in operators.home.path.rglob("none*")] == []
+    assert [path.name for path in operators.home.run.rglob("none*")] == []
+
+
+def test_options_of_the_command_itself(operators: Operators) -> None:
+    for words in (("run", "work", "bash", "-c", "true"), ("exec", "work", "ls", "--all")):
+        assert "come after --" in _hint(operators, *words)
+
+
+def test_colours_only_where_the_terminal_takes_them(operators: Operators) -> None:
+    for terminal, coloured in (("xterm", True), ("dumb", False)):
+        window = operators.window("status", "nobody", env={"TERM": terminal})
+        window.expect("no session")
+        assert ((window.before or b"").count(b"\x1b") > 0) is coloured
+        window.wait()
+
+
+def test_where_a_session_starts(operators: Operators) -> None:
+    folder = operators.home.path / "here"
+    folder.mkdir()
+    operators.shell("work", "--cwd", str(folder))
+    assert operators("exec", "work", "--", "pwd")["output"].strip() == str(folder)
+    refused = operators("run", "-d", "--cwd", f"{folder}/no", "--", "true", check=False)
+    assert refused["exit_code"] == 2
