@@ -23,7 +23,7 @@ from ..proc.tree import ProcessIdentity, read_process
 from ..session.holder.cgroup import existing
 from ..session.holder.processes import Tree
 from ..session.sessions import leftovers, state_of
-from .sessions import connect, gone, known_of
+from .sessions import connect, ended_error, known_of
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
 _DUMP_PATIENCE = 10.0  # seconds that a dump of the session may take to let go of it
@@ -122,7 +122,7 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
         record = Registry(config).get(name)
         if record is not None and record.state == "checkpointed" and not record.moved_to:
             return 0  # it is given up
-        raise gone(known)
+        raise ended_error(known)
     hard = time.monotonic() + grace
     seen = set(tree.members())
     tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)

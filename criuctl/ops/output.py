@@ -32,7 +32,7 @@ from ..session.screen.replay import replay
 from ..session.screen.replay_range import REPLAY, first_whole
 from ..session.screen.screen import Screen
 from .logs import kept_output, left_output
-from .sessions import connect, describe
+from .sessions import connect, describe, ended_error
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -212,7 +212,7 @@ def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, 
             continue
         state = known["state"]
         if state == "checkpointed":
-            raise gone(known)
+            raise ended_error(known)
     return {"session": name, "state": state, "exit_code": None, "exit_signal": None}
 
 

@@ -88,7 +88,7 @@ def connect(
                 f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
             )
             raise NotHeld(why_not(known), hint=hint) from error
-        raise gone(known) from error
+        raise ended_error(known) from error
 
 
 # -- looking
@@ -263,7 +263,7 @@ def _command(pid: int) -> list[str]:
     return [os.fsdecode(word) for word in words]
 
 
-def gone(known: Mapping[str, Any]) -> SessionGone:
+def ended_error(known: Mapping[str, Any]) -> SessionGone:
     """Return the error of a session that has ended here, with what can be done about it."""
     name, hints = quoted(known["session"]), []
     if known["state"] in ("exited", "lost") and not known["moved_to"]:

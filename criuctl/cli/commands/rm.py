@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @pass_app
 def rm(app: App, refs: tuple[str, ...], group: str | None, yes: bool) -> int:
     """Remove checkpoints from the store. At a terminal it asks first where a NAME alone has several
-    checkpoints, of which it means the newest; a script is not asked. All REFs are looked up first,
+    checkpoints: it means the newest. A script is not asked. All REFs are looked up first,
     so numbers that count from the end mean what `criuctl list` showed. One that does not exist does
     not prevent the others from being removed; with a single REF its error is the command's. Pinned
     checkpoints are refused; one that is damaged, so that its session is unknown, is removed, too.
