@@ -23,7 +23,7 @@ from msgspec import Struct
 from . import inject
 from .inject import Mask, Registers
 from .mappings import each_mapping
-from .procfs import read_status
+from .procfs import read_memory, read_status
 
 _WAIT4 = 61
 _BELOW_STACK = 8192  # below the red zone, well inside the stack's mapping
@@ -40,7 +40,7 @@ class Tracee(Struct):
     def placed(self, data: bytes) -> Iterator[int]:
         """Yield the address of `data` in its memory, written there inside the block."""
         address = (self.stack - len(data)) & ~0xF
-        saved = inject.read_memory(self.pid, address, len(data))
+        saved = read_memory(self.pid, address, len(data))
         inject.write_memory(self.pid, address, data)
         try:
             yield address
@@ -57,7 +57,7 @@ def syscall_site(pid: int) -> int:
     """Return the address of a ``syscall`` instruction in the vDSO of a stopped process."""
     for mapping in each_mapping(pid):
         if mapping.path == "[vdso]":
-            at = inject.read_memory(pid, mapping.start, mapping.size).find(inject.SYSCALL)
+            at = read_memory(pid, mapping.start, mapping.size).find(inject.SYSCALL)
             if at >= 0:
                 return mapping.start + at
     raise OSError(errno.ENOEXEC, "it has no vDSO")
@@ -113,7 +113,7 @@ class _Remote(Struct):
 
     def registers(self) -> Registers:
         self._ask(inject.GETREGS, 0, self.address)
-        data = inject.read_memory(self.tracer, self.address, ctypes.sizeof(Registers))
+        data = read_memory(self.tracer, self.address, ctypes.sizeof(Registers))
         return Registers.from_buffer_copy(data)
 
     def set_registers(self, registers: Registers) -> None:
@@ -123,7 +123,7 @@ class _Remote(Struct):
     def mask(self) -> Mask:
         self._ask(inject.GETSIGMASK, ctypes.sizeof(Mask), self.address)
         return Mask.from_buffer_copy(
-            inject.read_memory(self.tracer, self.address, ctypes.sizeof(Mask))
+            read_memory(self.tracer, self.address, ctypes.sizeof(Mask))
         )
 
     def set_mask(self, mask: Mask) -> None:
@@ -143,7 +143,7 @@ class _Remote(Struct):
     def _wait(self) -> int:
         if self.run(_WAIT4, self.number, self.address, inject.WALL, 0) != self.number:
             raise OSError(errno.ESRCH, f"thread {self.number} cannot be waited for")
-        (status,) = struct.unpack("=i", inject.read_memory(self.tracer, self.address, 4))
+        (status,) = struct.unpack("=i", read_memory(self.tracer, self.address, 4))
         if not os.WIFSTOPPED(status):
             raise OSError(errno.ESRCH, f"thread {self.number} ended while it was stopped")
         return int(status >> 8)
