@@ -122,9 +122,7 @@ class _Remote(Struct):
 
     def mask(self) -> Mask:
         self._ask(inject.GETSIGMASK, ctypes.sizeof(Mask), self.address)
-        return Mask.from_buffer_copy(
-            read_memory(self.tracer, self.address, ctypes.sizeof(Mask))
-        )
+        return Mask.from_buffer_copy(read_memory(self.tracer, self.address, ctypes.sizeof(Mask)))
 
     def set_mask(self, mask: Mask) -> None:
         inject.write_memory(self.tracer, self.address, bytes(mask))
