@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Damaged
@@ -37,6 +38,8 @@ PACK_NAME_SIZE = 16
 _MARK_SIZE = 6  # bytes of the name of a domain's pack that identify the domain
 _CHUNK_MARK_SIZE = 8  # bytes of the id of a domain's chunk that identify the domain
 
+_USER_SIZE = 4  # bytes of the id of a user's chunk that name the user
+
 RAW, ZSTD = 0, 1  # how a record's or block's content is compressed
 _WORTH = 0.97  # compressed content is kept when it is smaller than this part of the plain size
 
@@ -46,6 +49,7 @@ _PACKS = "criuctl 2026-11 packs"
 _OBJECTS = "criuctl 2026-11 objects"
 _CONFIG = "criuctl 2026-11 store config"
 _FINGERPRINT = "criuctl 2026-11 key fingerprint"
+_MASKS = b"masks"
 CONTEXTS = (_CHUNKS, NAMES, _PACKS, _OBJECTS, _CONFIG)
 
 
@@ -77,6 +81,11 @@ def keyed_hash(key: bytes, *parts: Buffer) -> bytes:
     return hasher.digest()
 
 
+@lru_cache(maxsize=64)
+def _user_key(chunk_key: bytes, user: bytes) -> bytes:
+    return keyed_hash(chunk_key, user)
+
+
 def _tag(key: bytes, content: Buffer, associated: bytes) -> bytes:
     return keyed_hash(key, struct.pack("<Q", len(associated)), associated, content)[:TAG_SIZE]
 
@@ -93,21 +102,47 @@ class Sealer:
         self.encrypted = encrypted
         self.domain = domain
         self.chunk_key = derive(master, _CHUNKS)
+        self._user = b""  # the user of the last chunk that was read
         self._hash = blake3
         self._names = derive(master, NAMES)
         self._packs = derive(master, _PACKS)
         self._objects = derive(master, _OBJECTS)
         self.config_key = derive(master, _CONFIG)
 
-    def chunk_id(self, content: Buffer) -> bytes:
+    def chunk_id(self, content: Buffer, user: bytes = b"") -> bytes:
         """Return the id of a chunk; in a domain the keys' owner can see from it that it is of this
         domain.
+
+        `user` (`user_of`) makes the ids of one user's memory unrelated to those of another's: equal
+        content is stored for each of them, so neither learns what the other has.
         """
-        digest: bytes = self._hash(content, key=self.chunk_key).digest()
-        if not self.domain:
-            return digest
-        body = digest[:-_CHUNK_MARK_SIZE]
-        return body + self._mark(body, _CHUNK_MARK_SIZE)
+        key = _user_key(self.chunk_key, user) if user else self.chunk_key
+        digest: bytes = self._hash(content, key=key).digest()
+        body = digest[:-_CHUNK_MARK_SIZE] if self.domain else digest
+        if user:
+            body = body[: -len(user)] + user
+        return body + self._mark(body, _CHUNK_MARK_SIZE) if self.domain else body
+
+    def user_of(self, uid: int) -> bytes:
+        """Return what `chunk_id` adds for the memory of this user; nothing for root, and nothing
+        where everyone with the store can read all of it.
+        """
+        return uid.to_bytes(_USER_SIZE, "little") if self.encrypted and uid > 0 else b""
+
+    def matches(self, content: Buffer, chunk: bytes) -> bool:
+        """Return whether this id is that of `content`, for the user that the id names or for
+        none.
+        """
+        end = len(chunk) - (_CHUNK_MARK_SIZE if self.domain else 0)
+        user = chunk[end - _USER_SIZE : end]
+        if user == self._user:
+            return chunk == self.chunk_id(content, user) or chunk == self.chunk_id(content)
+        if chunk == self.chunk_id(content):
+            return True
+        if not self.encrypted or chunk != self.chunk_id(content, user):
+            return False
+        self._user = user  # the next chunk is probably of the same one: hash it once
+        return True
 
     def token(self, name: str) -> str:
         """Return 32 hex digits that stand for `name` in the names of objects and reveal nothing
@@ -209,10 +244,24 @@ class PackSealer:
     def __init__(self, key: bytes, encrypted: bool) -> None:
         self._key = key
         self._aes = _aes(key) if encrypted else None
+        self._masks = keyed_hash(key, _MASKS) if encrypted else b""
         # newer versions of cryptography can write into a buffer and save a copy
         self._into = getattr(self._aes, "encrypt_into", None)
         self.encrypted = encrypted
         self.overhead = TAG_SIZE if encrypted else 0
+
+    def mask(self, offset: int, header: bytes) -> bytes:
+        """Mask what is at this offset of the pack, or take the mask off: a one-time pad, since a
+        pack's name and key are used once. It protects from reading only; the header is associated
+        data of what follows. A plain store masks nothing.
+        """
+        if not self._masks:
+            return header
+        from blake3 import blake3
+
+        pad = blake3(offset.to_bytes(8, "little"), key=self._masks).digest(length=len(header))
+        masked = int.from_bytes(header, "little") ^ int.from_bytes(pad, "little")
+        return masked.to_bytes(len(header), "little")
 
     def seal_into(self, number: int, payload: Buffer, header: bytes, target: memoryview) -> None:
         """Write a record's stored payload to `target`. A plain store keeps it as it is, since the

@@ -85,6 +85,14 @@ def decode_segment(name: str, body: bytes) -> list[PackIndex]:
     return packs
 
 
+def _segment(name: str, body: bytes, sealer: Sealer) -> bytes:
+    """Return the segment; an encrypted store's packs are such that older versions must refuse
+    it.
+    """
+    features = (objects.MASKED,) if sealer.encrypted else ()
+    return objects.encode(objects.INDEX, name, b"", body, sealer, features)
+
+
 def in_batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
     """Group the names of objects of these sizes by what fits into memory at once."""
     batch: list[str] = []
@@ -238,7 +246,7 @@ class Index:
         for sealer, own in domains.values():
             for body in encode_segments(own):
                 name = PREFIX + secrets.token_hex(16)
-                self._store.put(name, objects.encode(objects.INDEX, name, b"", body, sealer))
+                self._store.put(name, _segment(name, body, sealer))
                 published.append(name)
                 self._load([(name, decode_segment(name, body))])
 

@@ -6,8 +6,12 @@ the parameters of the slot. The secret's key seals the master key with AES-256-G
 store's id are associated data, so that a slot opens in no other store. Slots of the type ``writer``
 hold no master key (`writer_keys`).
 
-Slots come from the store and are not trusted: parameters of scrypt that need too much memory raise
-`Damaged`, and a slot that is malformed otherwise opens with no secret.
+Slots come from the store, and nothing authenticates them before one of them opens: parameters of
+scrypt that criuctl never chose, or that need too much memory, raise `Damaged`, and so do slots that
+need too much time together (`bounded`). A slot that is malformed otherwise opens with no secret.
+AES-GCM does not commit to its key: one ciphertext may open with several. A slot therefore has a
+``commitment`` to the key. Older slots have none; for them the checksum of the config commits to the
+master key, which differs for each key that such a ciphertext opens with.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ..errors import Damaged
@@ -23,8 +29,23 @@ from .codec import KEY_SIZE, derive, fingerprint
 from .key_files import KeyText
 
 _SLOT = "criuctl 2026-11 key slot"
-_SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, about 0.1 s
+_COMMITMENT = "criuctl 2026-11 key slot commitment"
+_SCRYPT = {"n": 1 << 17, "r": 8, "p": 1}  # 128 MiB, about 0.4 s
+_SCRYPT_LEAST = 1 << 15  # n of the slots that older versions made
 _SCRYPT_LIMIT = 1 << 30  # bytes; a slot whose scrypt parameters need more memory is refused
+# n*r*p of all slots that one opening of a store tries: 64 slots of the present cost, about 30 s
+_WORK_LIMIT = 64 * (1 << 20)
+_work: ContextVar[list[int] | None] = ContextVar("work of scrypt", default=None)
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Bound the work of scrypt within: a hostile store may have many generations of slots."""
+    token = _work.set([0])
+    try:
+        yield
+    finally:
+        _work.reset(token)
 
 
 def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
@@ -33,7 +54,7 @@ def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
     return {
         "type": kind,
         "fingerprint": fingerprint(key.key),
-        "wrapped": _wrap(key.key, master, f"{kind} {store_id}"),
+        **_wrap(key.key, master, f"{kind} {store_id}"),
     }
 
 
@@ -45,7 +66,7 @@ def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str
         **_SCRYPT,
         "salt": secrets.token_hex(16),
     }
-    return {**slot, "wrapped": _wrap(_stretch(slot, passphrase), master, f"passphrase {store_id}")}
+    return {**slot, **_wrap(_stretch(slot, passphrase, []), master, f"passphrase {store_id}")}
 
 
 def slot_fingerprint(slot: dict[str, Any]) -> str:
@@ -56,7 +77,8 @@ def slot_fingerprint(slot: dict[str, Any]) -> str:
     return recorded if isinstance(recorded, str) else fingerprint(str(slot.get("wrapped")).encode())
 
 
-def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
+def _stretch(slot: dict[str, Any], passphrase: bytes, work: list[int]) -> bytes:
+    """Return the key of a slot; append what it costs to `work`, which is bounded."""
     try:
         n, r, p = (int(slot[key]) for key in ("n", "r", "p"))
         salt = bytes.fromhex(slot["salt"])
@@ -64,9 +86,12 @@ def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
             slot["kdf"] != "scrypt"
             or 128 * n * r > _SCRYPT_LIMIT
             or not 1 <= p <= 16
-            or n < 2
-            or r < 1
+            or n < _SCRYPT_LEAST
+            or not 8 <= r <= 64
         ):
+            raise ValueError
+        work.append(n * r * p)
+        if sum(work) > _WORK_LIMIT:
             raise ValueError
         return hashlib.scrypt(
             passphrase,
@@ -79,16 +104,22 @@ def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise Damaged(
-            "a passphrase slot in the store's config is not valid", object="config"
+            "a passphrase slot in the store's config is not valid, or all of them need too much "
+            "time",
+            hint="Open the store with a key file, and remove the slots: `criuctl key list`.",
+            object="config",
         ) from None
 
 
-def _wrap(key: bytes, master: bytes, associated: str) -> str:
+def _wrap(key: bytes, master: bytes, associated: str) -> dict[str, str]:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = secrets.token_bytes(12)
     sealed = AESGCM(derive(key, _SLOT)).encrypt(nonce, master, associated.encode())
-    return base64.b64encode(nonce + sealed).decode()
+    return {
+        "wrapped": base64.b64encode(nonce + sealed).decode(),
+        "commitment": derive(key, _COMMITMENT).hex(),
+    }
 
 
 def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
@@ -96,6 +127,11 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     try:
+        commitment = slot.get("commitment")
+        if commitment is not None and not secrets.compare_digest(
+            bytes.fromhex(commitment), derive(key, _COMMITMENT)
+        ):
+            return None
         sealed = base64.b64decode(slot["wrapped"], validate=True)
         return AESGCM(derive(key, _SLOT)).decrypt(sealed[:12], sealed[12:], associated.encode())
     except (KeyError, TypeError, ValueError, InvalidTag):
@@ -106,9 +142,11 @@ def open_slot(
     slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes
 ) -> tuple[bytes, dict[str, Any]] | None:
     """Return the master key and the first slot of the kind that `secret` opens."""
+    bound = _work.get()
+    work = [] if bound is None else bound
     for slot in slots:
         if slot.get("type") == kind:
-            key = _stretch(slot, secret) if kind == "passphrase" else secret
+            key = _stretch(slot, secret, work) if kind == "passphrase" else secret
             if (master := _unwrap(key, slot, f"{kind} {store_id}")) is not None:
                 return master, slot
     return None

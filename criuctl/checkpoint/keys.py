@@ -174,9 +174,8 @@ def open_by_passphrase(
     slots: list[dict[str, Any]], store_id: str, phrase: bytes, source: str
 ) -> Opened:
     """Open a slot with a passphrase."""
-    for slot in slots:
-        if (found := open_slot([slot], store_id, "passphrase", phrase)) is not None:
-            return Opened(found[0], source, KeyText(found[0], master=True), "passphrase", by=slot)
+    if (found := open_slot(slots, store_id, "passphrase", phrase)) is not None:
+        return Opened(found[0], source, KeyText(found[0], master=True), "passphrase", by=found[1])
     raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
 
 

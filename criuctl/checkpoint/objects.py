@@ -65,8 +65,9 @@ class Kind(Struct, frozen=True):
         return HEADER.size + MAX_FEATURES + MAX_HEAD + self.max_body + 2 * _BOUND
 
 
+MASKED = "masked-packs"  # the feature of segments that may list packs of version 2
 # ids of chunks cannot be compressed
-INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20, free=1 << 20)
+INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20, frozenset({MASKED}), free=1 << 20)
 MANIFEST = Kind(
     "manifest",
     b"CRIUCTLM",

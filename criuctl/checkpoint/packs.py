@@ -7,7 +7,10 @@
              each record
     footer   u32 stored size of the index, u32 number of records, u64 offset of the index, 8 s magic
 
-The sealed payload carries its record header as associated data. A pack that was cut off lacks its
+The sealed payload carries its record header as associated data. In an encrypted store a pack has
+version 2: record headers and the footer's numbers are masked (`PackSealer.mask`), so a reader
+without the key sees the size of the pack and nothing of its chunks. Version 1 has them in the
+clear. A pack that was cut off lacks its
 footer; the index of a whole store can be made again from the packs alone (`read_index`). A pack's
 name is random and never used twice, so no reader ever sees a changed pack. With the keys, the name
 shows the pack's domain.
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from ..store import Buffer, Store
 
 MAGIC, END = b"CRIUCTLP", b"CRIUEND\n"
-VERSION = 1
+CLEAR, MASKED = 1, 2  # versions
 NAME_SIZE = PACK_NAME_SIZE
 HEADER = struct.Struct("<8sHHI16s")
 RECORD = struct.Struct("<32sIIIB3x")
@@ -112,7 +115,8 @@ class PackBuilder:
         self._seal = sealer.pack(self.pack)
         self._entries: list[bytes] = []
         self._end = HEADER.size
-        buffer[: HEADER.size] = HEADER.pack(MAGIC, VERSION, 0, 0, self.pack)
+        version = MASKED if sealer.encrypted else CLEAR
+        buffer[: HEADER.size] = HEADER.pack(MAGIC, version, 0, 0, self.pack)
 
     def __len__(self) -> int:
         """Return the number of records so far."""
@@ -135,7 +139,7 @@ class PackBuilder:
         stored = len(payload) + self._seal.overhead
         header = RECORD.pack(chunk, plain, stored, number, codec)
         body = start + RECORD.size
-        self._buffer[start:body] = header
+        self._buffer[start:body] = self._seal.mask(start, header)
         self._end = body + stored
         self._seal.seal_into(number, payload, header, self._buffer[body : self._end])
         self._entries.append(PACK_ENTRY.pack(chunk, start, stored, plain))
@@ -149,8 +153,16 @@ class PackBuilder:
         footer = FOOTER.pack(len(entries) + TAG_SIZE, len(self._entries), self._end, END)
         sealed = self._seal.seal_index(entries, footer)
         total = self._end + len(sealed) + len(footer)
-        self._buffer[self._end : total] = sealed + footer
+        self._buffer[self._end : total] = sealed + mask_footer(footer, self._seal)
         return PackIndex(self.pack, total, entries), self._buffer[:total]
+
+
+def mask_footer(footer: bytes, seal: PackSealer) -> bytes:
+    """Mask the numbers of a footer, or take the mask off; its magic stays, which shows whether a
+    pack was cut off.
+    """
+    numbers = FOOTER.size - len(END)
+    return seal.mask(MAX_PACK, footer[:numbers]) + footer[numbers:]
 
 
 class Place(Struct, frozen=True):
@@ -188,6 +200,8 @@ def open_record(
     The result may be a view into `record`.
     """
     header = record[: RECORD.size].tobytes()
+    if not header.startswith(place.chunk):  # not of version 1
+        header = seal.mask(place.offset, header)
     chunk, plain, stored, number, codec = RECORD.unpack(header)
     if (chunk, plain, stored) != (place.chunk, place.plain, place.stored):
         raise damaged_chunk(place, "its record is not the one that the index lists")
@@ -195,7 +209,7 @@ def open_record(
         content = decompress(codec, seal.open_record(number, record[RECORD.size :], header), plain)
     except SealBroken:
         raise damaged_chunk(place, "its seal does not fit its content") from None
-    if sealer.chunk_id(content) != chunk:
+    if not sealer.matches(content, chunk):
         raise damaged_chunk(place, "its content is another one")
     return content
 
@@ -211,13 +225,17 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     magic, version, flags, zero, inner = HEADER.unpack(store.get_range(name, 0, HEADER.size))
     if magic != MAGIC:
         raise broken(name, "it is no pack")
-    if version != VERSION or flags or zero:
+    if version not in ((CLEAR, MASKED) if own.encrypted else (CLEAR,)) or flags or zero:
         raise UnsupportedFormat(
-            f"{name} has pack format {version} (flags {flags:#x}); this criuctl reads {VERSION}",
+            f"{name} has pack format {version} (flags {flags:#x}); this criuctl reads {CLEAR} and, "
+            f"in encrypted stores, {MASKED}",
             hint="Use the criuctl that wrote it, or a newer one.",
             object=name,
         )
     footer = store.get_range(name, size - FOOTER.size, FOOTER.size)
+    seal = own.pack(pack)
+    if version == MASKED:
+        footer = mask_footer(footer, seal)
     stored, count, offset, end = FOOTER.unpack(footer)
     if end != END or inner != pack:
         raise broken(name, "it was cut off, or is another pack")
@@ -228,7 +246,7 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     ):
         raise broken(name, "the sizes in its footer are not possible")
     try:
-        entries = own.pack(pack).open_index(store.get_range(name, offset, stored), footer)
+        entries = seal.open_index(store.get_range(name, offset, stored), footer)
     except SealBroken:
         raise broken(name, "the seal of its index does not fit") from None
     found = PackIndex(pack, size, entries)

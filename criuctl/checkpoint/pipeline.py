@@ -61,7 +61,13 @@ class Pipeline:
     """The threads of one dump and what they share; `close` ends them whatever has happened."""
 
     def __init__(
-        self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter
+        self,
+        store: Store,
+        sealer: Sealer,
+        index: Index,
+        config: Config,
+        reporter: Reporter,
+        uid: int = 0,
     ) -> None:
         self.stats = WriterStats()
         self.expected = 0  # bytes of all windows, as estimated; 0: unknown
@@ -69,6 +75,7 @@ class Pipeline:
         # older packs that this dump relies on, and their sizes
         self.referenced: dict[bytes, int] = {}
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
+        self._user = sealer.user_of(uid)
         self.level = config.compression  # zstd; may be changed at any time
         # a pack of this many bytes is sent although more would fit
         self._enough, self._growing = _FIRST, True
@@ -266,7 +273,7 @@ class Pipeline:
 
     def _hash_batch(self, batch: Sequence[Window]) -> None:
         """Name the windows by their hashes, and give the workers those that the store lacks."""
-        chunk_id, entry, stats = self._sealer.chunk_id, CHUNK_ENTRY.pack, self.stats
+        chunk_id, entry, stats = self._chunk_id, CHUNK_ENTRY.pack, self.stats
         named: Work = []  # chunks with their ids
         kept: set[bytes] = set()  # ids of chunks that a kept stream has
         finished: dict[PageBuffer, int] = {}  # windows of a buffer that need no more work
@@ -364,13 +371,17 @@ class Pipeline:
             stats.bytes_unused -= sum(ahead.pop(chunk, 0) for chunk in kept)
         return unknown
 
+    def _chunk_id(self, content: memoryview) -> bytes:
+        """Return the id of a chunk of this writer's user."""
+        return self._sealer.chunk_id(content, self._user)
+
     def _layers_of(self, stream: Stream) -> Layers | None:
         """Return the page layers for this stream, if any of its windows were, or are, sent
         ahead.
         """
         if self._layers is None and not stream.kept:
             self._layers = Layers(
-                self._sealer.chunk_id, self._patch_buffer, self._patch, self.buffers.done
+                self._chunk_id, self._patch_buffer, self._patch, self.buffers.done
             )
         return self._layers if not stream.packed else None
 

@@ -284,8 +284,10 @@ class Repository:
         """
         side_by_side("criuctl-preflight", self._learn, self.store.check_writable)
 
-    def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
-        """Return a writer of one checkpoint; use it as a context manager.
+    def writer(
+        self, reporter: Reporter, *, patient: bool = False, uid: int = 0
+    ) -> CheckpointWriter:
+        """Return a writer of one checkpoint of this user's; use it as a context manager.
 
         A `patient` producer has nothing to do until everything is durable, so it may wait for the
         store. It gets few buffers, because touching new memory for the first time is slow.
@@ -297,7 +299,7 @@ class Repository:
             self._learn()
         buffers = min(self.config.buffers_mib, _PATIENT_MIB) if patient else self.config.buffers_mib
         config = replace(self.config, buffers_mib=buffers)
-        pipeline = Pipeline(self.store, self.sealer, self.index, config, reporter)
+        pipeline = Pipeline(self.store, self.sealer, self.index, config, reporter, uid)
         return CheckpointWriter(self, pipeline, reporter, layers=LAYERS in self.features)
 
     def reader(self, reporter: Reporter) -> CheckpointReader:

@@ -186,7 +186,8 @@ def load(
     `pinning` is the pin to use, if not this host's.
     """
     pinning = pinning or Pinning.of(store, config)
-    about, opened = _load(store, config, create_local, find, pinning)
+    with key_slots.bounded():
+        about, opened = _load(store, config, create_local, find, pinning)
     pinning.check_key(opened, store.url)
     pinning.met(about.id, opened, encrypted=about.encrypted, url=store.url)
     return _with_pin(about, pinning), opened

@@ -16,6 +16,7 @@ from ..config import Config
 from ..errors import NoSuchBucket, StoreNotInitialised
 from ..host.fencing import Home
 from ..host.registry import Registry, SessionRecord
+from ..proc.credentials import credentials_of
 from ..proc.threads import side_by_side
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
@@ -79,9 +80,17 @@ def open_destination(
         repository.preflight_write()
     # A dump whose tree waits for the store while frozen may be patient with it.
     patient = not job.request.leave_running and not (job.request.precopy and delivery is not None)
-    writer = stack.enter_context(repository.writer(job.reporter, patient=patient))
+    writer = stack.enter_context(_writer(repository, job, subject, patient))
     writer.expect(expected)
     return Destination(repository, writer, session, home, delivery)
+
+
+def _writer(
+    repository: Repository, job: DumpJob, subject: Subject, patient: bool
+) -> CheckpointWriter:
+    # Users that share a store must not find out by storing a guess what another one's memory holds.
+    uid = credentials_of(subject.root.pid).uid
+    return repository.writer(job.reporter, patient=patient, uid=uid)
 
 
 def _repository(

@@ -320,7 +320,8 @@ def import_(
         _warn_of_another(repository, wanted.session, reporter)
         repository.preflight_write()
         reporter.step("import", checkpoint=manifest.id, store=where)
-        with repository.writer(reporter, patient=True) as writer:
+        uid = wanted.processes[0].uid if wanted.processes else 0
+        with repository.writer(reporter, patient=True, uid=uid) as writer:
             try:
                 copied = copy(packed, wanted, writer, reporter)
             except ObjectMissing as error:

@@ -103,9 +103,10 @@ def write(
     session: str = "web",
     labels: dict[str, str] | None = None,
     checkpoint: str = "",
+    uid: int = 0,
 ) -> CheckpointSummary:
-    """Commit one checkpoint with `content`."""
-    with repo.writer(Reporter()) as writer:
+    """Commit one checkpoint with `content`, of this user's."""
+    with repo.writer(Reporter(), uid=uid) as writer:
         return writer.commit(
             fill(writer, content, session=session, labels=labels, checkpoint=checkpoint)
         )

@@ -86,8 +86,10 @@ def make(version: str) -> None:
             with Repository.init(
                 store, encryption=key is not None, key_file=key, config=config
             ) as repository:
-                for content in contents():
-                    kit.write(repository, content, session="golden", labels={"made": "by hand"})
+                for content, uid in zip(contents(), (0, 1000, 1001), strict=True):
+                    kit.write(
+                        repository, content, session="golden", labels={"made": "by hand"}, uid=uid
+                    )
                 leases.claim(repository, "golden", "ab" * 16, 2, host=HOST, host_name="golden-host")
                 if key is not None:
                     enrol(repository, Path(folder) / WRITER, "golden writer")
@@ -97,6 +99,7 @@ def make(version: str) -> None:
                             contents()[1],
                             session="golden",
                             labels={"made": "by a write-only host"},
+                            uid=1000,
                         )
                     shutil.copytree(Path(folder) / WRITER / "keys", target / WRITER)
                 expected[name] = [

@@ -47,7 +47,7 @@ def validate(manifest: Any) -> None:
 
 
 def test_there_are_golden_checkpoints() -> None:
-    assert {"1", "1-layers", "1-writers"} <= set(VERSIONS)
+    assert {"1", "1-layers", "1-writers", "1-masked"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("kind", ["plain", "encrypted"])

@@ -138,6 +138,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     monkeypatch.delenv(keys.RECOVERY_VARIABLE, raising=False)
     monkeypatch.setattr("criuctl.checkpoint.key_generations._PAUSE", 0.001)
     monkeypatch.setitem(key_slots._SCRYPT, "n", 16)
+    monkeypatch.setattr(key_slots, "_SCRYPT_LEAST", 16)
     count = iter(range(1000))
 
     def make(*, weak: bool = False, second: bool = True) -> Site:
