@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..config import Config
 from ..errors import NotFound
+from ..ops.environment import inherited
 from ..proc import command
 from ..proc.child import Child
 from ..proc.line_streams import LineStreams, standard_streams
@@ -59,7 +60,7 @@ async def serve(
 
 
 async def _start(agent: Sequence[str]) -> tuple[Child, LineStreams]:
-    """Start the agent, in the environment of this program."""
+    """Start the agent, in the environment of this program without criuctl's own secrets."""
     path = shutil.which(agent[0])
     if path is None:
         raise NotFound(f"{agent[0]}: no such command")
@@ -67,7 +68,7 @@ async def _start(agent: Sequence[str]) -> tuple[Child, LineStreams]:
     from_agent, to_us = os.pipe()
     try:
         child = command.spawn(
-            [path, *agent[1:]], stdin=from_us, stdout=to_us, stderr=2, env=dict(os.environ)
+            [path, *agent[1:]], stdin=from_us, stdout=to_us, stderr=2, env=inherited(os.environ)
         )
     except BaseException:
         os.close(to_agent)

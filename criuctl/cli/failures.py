@@ -31,9 +31,9 @@ class Signalled(KeyboardInterrupt):
 
 def as_usage_error(error: click.UsageError) -> UsageError:
     """Return click's error as criuctl's, with a hint."""
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return UsageError("no command given", hint=f"`{PROGRAM} --help` lists them.")
     path = error.ctx.command_path if error.ctx is not None else PROGRAM
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return UsageError("no command given", hint=f"`{path} --help` lists them.")
     hint = f"`{path} --help` explains the usage."
     if isinstance(error, click.NoSuchOption) and _takes_command(error.ctx):
         hint = (

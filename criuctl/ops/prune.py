@@ -25,7 +25,15 @@ from ..checkpoint.gc_result import Collected
 from ..checkpoint.repository import Repository
 from ..checkpoint.summary import CheckpointSummary
 from ..config import Config
-from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
+from ..errors import (
+    ConfigError,
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    NoSuchCheckpoint,
+    UsageError,
+)
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry
 from ..host.retention import Decision, Rules, decide, policies, policy, seconds
@@ -285,7 +293,12 @@ def collect(
     config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter
 ) -> Collected:
     """Free what no checkpoint needs; `grace` None uses the configuration's."""
-    span = seconds(config.gc_grace if grace is None else grace)
+    try:
+        span = seconds(config.gc_grace if grace is None else grace)
+    except UsageError as error:
+        if grace is not None:
+            raise
+        raise ConfigError(f"gc_grace: {error.message}", hint=error.hint) from None
     with _opened(config) as repository:
         repository.need_key("collect garbage")  # it does not know the needs of others' checkpoints
         return Collection(repository, reporter, grace=span, dry_run=dry_run).run()

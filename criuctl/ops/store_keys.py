@@ -77,7 +77,7 @@ def key_add(config: Config, new: NewKey) -> KeyChange:
             if made and path is not None:
                 the.discard(path, slot)
             raise
-        return the.done(current, added=[slot], file=path)
+        return the.done(current, added=[slot], file=path, made=made)
 
 
 @events.recorded("key-remove", operation_facts.nothing_more)

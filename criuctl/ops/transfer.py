@@ -16,6 +16,7 @@ never on a disk.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -40,6 +41,7 @@ from ..errors import (
     ObjectMissing,
     StoreError,
     StoreFull,
+    UnsupportedFormat,
     UsageError,
     WrongKey,
 )
@@ -51,9 +53,10 @@ from ..proc.procfs import available_memory
 from ..quoting import quoted
 from ..report import Reporter
 from ..store import open_store
-from ..store.archive import ArchiveStore, ArchiveWriter
+from ..store.archive import MAGIC, ArchiveStore, ArchiveWriter
 
 _PIECE = 1 << 20
+_NAME_A_FILE = "Name a file that `criuctl export` wrote, or pipe it in: `criuctl import -`."
 
 Protection = Literal["store", "none", "file", "passphrase"]
 
@@ -388,24 +391,39 @@ def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
         fd = (
             os.dup(source)
             if isinstance(source, int)
-            else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            else os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         )
     except OSError as error:
-        raise UsageError(f"{url} cannot be read: {error.strerror}") from error
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise UsageError(f"{url} cannot be read: {why}", hint=_NAME_A_FILE) from error
     stack.callback(os.close, fd)
     kind = os.fstat(fd).st_mode
     if stat.S_ISDIR(kind):
-        raise UsageError(f"{url} is a folder", hint="Name a file that `criuctl export` wrote.")
+        raise UsageError(f"{url} is a folder", hint=_NAME_A_FILE)
     if stat.S_ISREG(kind):
         return fd, url
+    if not isinstance(source, int) or not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+        raise UsageError(f"{url} is no regular file", hint=_NAME_A_FILE)
     file = stack.enter_context(os.fdopen(os.memfd_create("criuctl-import", os.MFD_CLOEXEC), "w+b"))
     _keep(fd, file, url)
     return file.fileno(), url
 
 
+def _exactly(fd: int, size: int) -> bytes:
+    """Read `size` bytes, or fewer at the end."""
+    data = b""
+    while len(data) < size and (piece := os.read(fd, size - len(data))):
+        data += piece
+    return data
+
+
 def _keep(fd: int, file: BinaryIO, url: str) -> None:
     """Read a pipe to its end into memory, at most half of the free memory."""
     limit = available_memory() // 2
+    beginning = _exactly(fd, len(MAGIC))
+    if beginning != MAGIC:  # before it takes memory
+        raise UnsupportedFormat(f"{url} is not an exported checkpoint", hint=_NAME_A_FILE)
+    file.write(beginning)
     while piece := os.read(fd, _PIECE):
         limit -= len(piece)
         if limit < 0:

@@ -14,6 +14,7 @@ the host's folders, is one of them there, and no process inside can be another.
 
 from __future__ import annotations
 
+import errno
 import functools
 import grp
 import os
@@ -27,6 +28,7 @@ from pathlib import Path
 from ..errors import UntrustedPath
 from .trustedpath import Fault, Place, opened
 
+_NULL = os.makedev(1, 3)  # /dev/null
 _ALL_IDS = 0xFFFFFFFF
 # A path that a shell gives a command for an open file; it is the caller's, whatever it is.
 _DESCRIPTOR = re.compile(r"/(dev|proc/self)/fd/[0-9]+|/dev/stdin")
@@ -103,7 +105,7 @@ def _remedy(fault: Fault) -> str:
 def opened_own(path: str | Path) -> Iterator[int]:
     """Yield a descriptor of a file that decides what criuctl does; `UntrustedPath`, `OSError`.
 
-    It may be a pipe, or /dev/null. A file that the caller's shell has opened is taken as it is.
+    It is a regular file, or /dev/null. A file that the caller's shell has opened is taken as it is.
     """
     whole = os.path.abspath(path)
     if _DESCRIPTOR.fullmatch(str(path)):
@@ -119,6 +121,10 @@ def opened_own(path: str | Path) -> Iterator[int]:
                     path=whole,
                     component=fault.component,
                 )
+            mode = place.status.st_mode
+            null = stat.S_ISCHR(mode) and place.status.st_rdev == _NULL
+            if not (stat.S_ISREG(mode) or null):
+                raise OSError(errno.EINVAL, "it is no regular file")
             fd = os.open(place.magic, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         yield fd

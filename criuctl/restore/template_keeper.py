@@ -38,6 +38,7 @@ from ..host.registry import Registry
 from ..host.templates import MESSAGE, folder
 from ..proc.folders import make_private
 from ..proc.guardian import Guardian, end_tree
+from ..proc.own_environment import forget_secrets
 from ..proc.served_pages import ServedPages, Source, Span
 from ..proc.tree import ProcessIdentity, read_tree
 from ..session.names import socket_address
@@ -98,6 +99,7 @@ def _become_keeper(
                 with suppress(OSError):  # the listing's own descriptor
                     os.close(int(name))
         gc.disable()
+        forget_secrets()
         with suppress(OSError):
             os.nice(_NICE)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

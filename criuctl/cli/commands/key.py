@@ -247,7 +247,9 @@ def add(
         )
     done = key_add(app.config, _new(key_file, passphrase, passphrase_file, label))
     what = f"The key in {printable(done.file)}" if done.file else "The passphrase"
-    return _emit(app, done, [f"{what} ({done.added[0]}) opens {printable(done.store)}."])
+    made = [f"{printable(done.file)} did not exist: a new key was made there."]
+    lines = made if done.made and done.file else []
+    return _emit(app, done, [*lines, f"{what} ({done.added[0]}) opens {printable(done.store)}."])
 
 
 @page(

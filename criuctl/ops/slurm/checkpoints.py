@@ -215,15 +215,34 @@ def dump(config: Config, bound: Bound, streams: Mapping[str, str], *, end: bool)
 
 def _check_size(bound: Bound, root: ProcessIdentity) -> None:
     allowed, used = bound.settings.max_memory, 0
+    nameless: dict[tuple[int, int], int] = {}
     for process in read_tree(root.pid):
         with suppress(CriuctlError):  # it has just ended
             used += anonymous_memory(process.pid)
+            nameless |= _nameless_files(process.pid)
+    used += sum(nameless.values())
     if allowed and used > allowed:
         raise PreflightRefused(
             f"the job uses {used >> 20} MiB of memory; this node stores jobs of up to "
             f"{allowed >> 20} MiB",
             hint="The administrator sets --max-memory of `criuctl slurm serve`.",
         )
+
+
+def _nameless_files(pid: int) -> dict[tuple[int, int], int]:
+    """Return device, inode and bytes of the open files without a name (memfds, deleted files): a
+    checkpoint holds their contents, mapped or not.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    with suppress(OSError):  # it has just ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except FileNotFoundError:  # closed since
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sizes
 
 
 def _keep_newest(config: Config, bound: Bound) -> None:

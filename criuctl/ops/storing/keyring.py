@@ -58,6 +58,7 @@ class KeyChange:
     added: list[str] = field(default_factory=list)  # fingerprints
     removed: list[str] = field(default_factory=list)
     file: str | None = None  # the path of the new key
+    made: bool = False  # the file did not exist before
     previous: str | None = None  # the path to which the old key file was moved
     removed_writer: bool = False  # the removed key is a write-only host's
     recovery_key: str | None = field(default=None, repr=False)
@@ -279,6 +280,7 @@ class Keyring:
         added: Sequence[Slot] = (),
         removed: Sequence[Slot] = (),
         file: Path | None = None,
+        made: bool = False,
         previous: Path | None = None,
     ) -> KeyChange:
         """Return the result of the change."""
@@ -290,6 +292,7 @@ class Keyring:
             [key_slots.slot_fingerprint(slot) for slot in added],
             [key_slots.slot_fingerprint(slot) for slot in removed],
             str(file) if file is not None else None,
+            made,
             str(previous) if previous is not None else None,
             any(slot.get("type") == WRITER for slot in removed),
             warnings=list(self.changer.warnings),

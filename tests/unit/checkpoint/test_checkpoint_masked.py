@@ -44,7 +44,7 @@ def test_nothing_of_a_chunk_is_in_the_clear(tmp_path: Path) -> None:
 
 
 def test_a_plain_store_stays_readable_by_older_versions(tmp_path: Path) -> None:
-    repo = kit.repository(tmp_path)
+    repo = kit.repository(tmp_path, workers=1)
     kit.write(repo, uid=1000)
     (pack,) = repo.store.list("packs/")
     assert HEADER.unpack_from(repo.store.get(pack.name))[1] == CLEAR
@@ -129,8 +129,9 @@ def test_one_bound_holds_for_all_slots_of_all_generations(
         return bytes(32)
 
     monkeypatch.setattr("hashlib.scrypt", scrypt)
-    with key_slots.bounded(), pytest.raises(Damaged, match="too much time"):
-        for _generation in range(9):
-            with pytest.raises(WrongKey):
-                keys.open_by_passphrase([slot] * 3, "ab" * 16, b"other", "a test")
+    with key_slots.bounded():
+        with pytest.raises(WrongKey):
+            keys.open_by_passphrase([slot] * 3, "ab" * 16, b"other", "a test")
+        with pytest.raises(Damaged, match="too much time"):
+            keys.open_by_passphrase([slot] * 3, "ab" * 16, b"other", "a newer generation")
     assert len(stretched) == 4 and sum(stretched) * 8 * 4 == key_slots._WORK_LIMIT

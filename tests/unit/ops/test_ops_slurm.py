@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,21 @@ def test_a_pidfd_of_a_process_that_has_ended() -> None:
     os.waitpid(pid, 0)
     assert jobs.pid_behind(fd) == -1
     os.close(fd)
+
+
+def test_memfds_and_deleted_files_count_as_memory(tmp_path: Path) -> None:
+    """Neither is mapped; each inode counts once, however many descriptors lead to it."""
+    before = sum(checkpoints._nameless_files(os.getpid()).values())
+    memfd = os.memfd_create("hidden")
+    deleted = os.open(tmp_path / "deleted", os.O_RDWR | os.O_CREAT)
+    (tmp_path / "deleted").unlink()
+    fds = [memfd, deleted, os.dup(memfd)]
+    try:
+        for fd in fds[:2]:
+            os.write(fd, b"x" * (3 << 20))
+            os.fsync(fd)
+        assert sum(checkpoints._nameless_files(os.getpid()).values()) - before >= 6 << 20
+        assert sum(checkpoints._nameless_files(os.getpid()).values()) - before < 7 << 20
+    finally:
+        for fd in fds:
+            os.close(fd)
