@@ -4,7 +4,8 @@
   two: `begin` starts it or finds it, `run` and `run_async` wait for it and report the offset of its
   output, `end` ends it.
 - `prefect`, `langgraph`, `dbos`, `airflow`, `temporal`: how one engine names its runs and tasks,
-  takes heartbeats, and cancels. Each needs its engine: ``pip install 'criuctl[prefect]'``.
+  takes heartbeats, and cancels. Each needs its engine: in a clone of criuctl,
+  ``pip install '.[prefect]'``.
 
 They use the Python API (`criuctl.sdk`) and nothing below it.
 """

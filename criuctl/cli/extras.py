@@ -17,8 +17,8 @@ def need(extra: str, library: str) -> None:
         importlib.import_module(library)
     except ImportError as error:
         python = quoted(sys.executable)
-        package = quoted(f"criuctl[{extra}]")
+        package = quoted(f".[{extra}]")
         raise PlatformError(
             f"this command needs the Python package {library} ({error})",
-            hint=f"`{python} -m pip install {package}` installs it.",
+            hint=f"Run in a clone of criuctl: `{python} -m pip install {package}`.",
         ) from error

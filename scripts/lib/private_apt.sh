@@ -4,8 +4,12 @@
 #
 # apt-get runs on a separate state: one source (the machine's own mirror, another suite), an empty
 # list of installed packages, so that every dependency is fetched, download only.  Signatures are
-# checked against the keyring that the machine's own source names.  Only the expiry date of the
-# Release file is not checked, because a mirror may be frozen in time.
+# checked against the keyring that the machine's own source names.
+#
+# apt does not check the expiry date of the Release file here, because a mirror may be frozen in time.
+# accept_packages does instead: packages with the digests of criu.pins are good whatever the age of
+# the index.  Others must be newer than the pinned ones and come from an index that has not expired,
+# so an old signed index cannot bring back an old package.
 
 # Debian suites that have a CRIU newer than Debian 13's, the one that changes less first.
 NEWER_SUITES="forky sid"
@@ -104,6 +108,7 @@ open_suite() {
             say "CRIU: this machine's keyring does not know $1; taking a newer one from $between," \
                 "which it can verify"
             quietly private_apt download debian-archive-keyring || continue
+            accept_packages "$between" "$work"/debs/*.deb
             rm -rf "$prefix/keyring"
             dpkg-deb -x "$work"/debs/debian-archive-keyring_*.deb "$prefix/keyring"
             rm -f "$work"/debs/*.deb
@@ -116,6 +121,44 @@ open_suite() {
         "Is the machine online? A CRIU that works can also be given with CRIUCTL_CRIU."
 }
 
+# accept_packages SUITE DEB...: ends set-up unless these packages of the suite are the pinned ones, or
+# newer ones of an index that has not expired.
+accept_packages() {
+    accept_suite=$1 moved='' && shift
+    [ -z "${CRIUCTL_UNPINNED-}" ] || {
+        warn "CRIUCTL_UNPINNED: packages of Debian $accept_suite are not compared with criu.pins"
+        return 0
+    }
+    for deb in "$@"; do
+        digest=$(sha256sum <"$deb")
+        fields=$(dpkg-deb -f "$deb" Package Architecture Version | sed 's/^[^:]*: //') ||
+            die "$deb is no Debian package"
+        # `for` has its list already. shellcheck disable=SC2086 # three words
+        set -f && set -- $fields && set +f
+        pin=$(awk -v package="$1" -v machine="$2" \
+            '$2 == package && $3 == machine { print $1, $4 }' "$parts/criu.pins")
+        [ "$pin" = "${digest%% *} $3" ] && continue
+        [ -z "$pin" ] || dpkg --compare-versions "$3" gt "${pin#* }" ||
+            die "$1 $3 of Debian $accept_suite is neither the pinned package (${pin#* }) nor newer" \
+                "The mirror is older than this version of criuctl, or was tampered with." \
+                "CRIUCTL_UNPINNED=1 accepts it; or give a CRIU that works with CRIUCTL_CRIU."
+        moved="$moved $1=$3"
+    done
+    [ -n "$moved" ] || return 0
+    index_is_current ||
+        die "Debian $accept_suite has other packages than the pinned ones, in an expired index:" \
+            "${moved# }" "Its signature may be a replayed one. Update criuctl or its mirror;" \
+            "CRIUCTL_UNPINNED=1 accepts it; or give a CRIU that works with CRIUCTL_CRIU."
+    say "CRIU: Debian $accept_suite is newer than the pinned packages; accepted by the archive's" \
+        "signature of $(sed -n 's/^Date: //p' "$work"/state/lists/*_InRelease):${moved}"
+}
+
+# index_is_current: tests that the one index of the private state has an expiry date that is not past.
+index_is_current() {
+    until=$(sed -n 's/^Valid-Until: //p' "$work"/state/lists/*Release)
+    [ -n "$until" ] && until=$(date -d "$until" +%s) && [ "$until" -gt "$(date +%s)" ]
+}
+
 # fetch_private SUITE: gets that suite's CRIU into $work/criu and the package of its pycriu into
 # $work/debs.  They are not in use yet.
 fetch_private() {
@@ -124,13 +167,14 @@ fetch_private() {
     open_suite "$1"
     quietly private_apt install -y --download-only criu ||
         die "CRIU of Debian $1 could not be downloaded"
+    quietly private_apt download python3-pycriu ||
+        die "python3-pycriu of Debian $1 could not be downloaded"
+    accept_packages "$1" "$work"/cache/archives/*.deb "$work"/debs/*.deb
     for package in "$work"/cache/archives/*.deb; do
         dpkg-deb -x "$package" "$work/root"
     done
     keep_needed "$work/root" "$work/criu"
     echo "Debian $1" >"$work/criu/source"
-    quietly private_apt download python3-pycriu ||
-        die "python3-pycriu of Debian $1 could not be downloaded"
 }
 
 # keep_private: replaces the private CRIU and pycriu with those that fetch_private fetched.
@@ -197,6 +241,7 @@ install_pycriu() {
             open_suite "$suite"
             private_apt download python3-pycriu >"$work/log" 2>&1 && break
         done
+        accept_packages "$suite" "$work"/debs/*.deb
         say "pycriu: of Debian $suite, because there is none of CRIU $1 here (newer ones read and" \
             "write older images)"
     fi

@@ -38,6 +38,11 @@ pip() {
             "Is the machine online, and does its package index answer (pip config list)?"
 }
 
+# pip_locked VENV: installs what criuctl and its build need, by the digests of python.lock.
+pip_locked() {
+    pip "$1" install --require-hashes --only-binary :all: -r "$parts/python.lock"
+}
+
 # install_criuctl: installs the checkout's package into PREFIX/venv, if it is not there already.
 install_criuctl() {
     fresh_venv "$prefix/venv"
@@ -46,7 +51,8 @@ install_criuctl() {
     if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
-        pip "$prefix/venv" install "${checkout}[all]"
+        pip_locked "$prefix/venv"
+        pip "$prefix/venv" install --no-deps --no-build-isolation "$checkout"
         # The caller's PYTHONPATH and PYTHONHOME must not change what the command imports.
         sed -i '1s|^#!\(/.*/python[0-9.]*\)$|#!\1 -I|' "$prefix/venv/bin/criuctl"
     fi

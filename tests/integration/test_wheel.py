@@ -101,8 +101,9 @@ def test_from_the_wheel_to_a_restored_session(installed: Installed) -> None:
     share = ("share", "first", "--via", "ssh://relay.example")
     for words in (("ui",), ("metrics",), ("mcp",), ("acp",), share):
         hint = installed.answer(*words, code=13)["error"]["hint"]
-        extra = f"criuctl[{words[0]}]"
-        assert hint == f"`{installed.bin}/python -m pip install '{extra}'` installs it."
+        extra = f".[{words[0]}]"
+        command = f"{installed.bin}/python -m pip install '{extra}'"
+        assert hint == f"Run in a clone of criuctl: `{command}`."
 
 
 def _run(installed: Installed) -> Any:

@@ -37,8 +37,8 @@ def acp(app: App, command: tuple[str, ...]) -> int:
     Without an agent, this serves terminals alone, to a program that sends only requests about
     them. The exit status is the agent's.
 
-    Needs the package agent-client-protocol: scripts/setup installs it, or pip install
-    'criuctl[acp]'.
+    Needs the package agent-client-protocol: scripts/setup installs it; so does pip
+    install '.[acp]' in a clone of criuctl.
     """
     need("acp", "acp")
     from ...acp.serving import serve

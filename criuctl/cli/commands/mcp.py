@@ -60,7 +60,8 @@ def mcp(app: App, http: str | None, role: str) -> int:
     is new each time, unless CRIUCTL_MCP_TOKEN in the environment is one, of 20 characters at least.
     There is no TLS. ^C ends the server; sessions run on.
 
-    Needs the package mcp: scripts/setup installs it, or pip install 'criuctl[mcp]'.
+    Needs the package mcp: scripts/setup installs it; so does pip install
+    '.[mcp]' in a clone of criuctl.
     """
     need("mcp", "mcp")
     import anyio

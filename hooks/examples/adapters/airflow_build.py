@@ -1,6 +1,6 @@
 """Airflow: a DAG that runs a command as a session; put it into the folder of DAGs.
 
-    pip install 'criuctl[airflow]'
+    pip install '/path/to/clone/of/criuctl[airflow]'
 
 Kill a worker or the triggerer at any moment: the command runs on, and the task gets its exit code.
 """

@@ -1,6 +1,6 @@
 """DBOS: run a command as a session, in a workflow that is recovered when this program was killed.
 
-    pip install 'criuctl[dbos]'
+    pip install '/path/to/clone/of/criuctl[dbos]'
     python dbos_build.py build-1 make all
 
 Kill it at any moment and start it again: it finds the command, and prints its exit code.

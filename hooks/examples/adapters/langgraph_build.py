@@ -1,6 +1,6 @@
 """LangGraph: run a command as a session, in a graph that goes on when this program was killed.
 
-    pip install 'criuctl[langgraph]' langgraph-checkpoint-sqlite
+    pip install '/path/to/clone/of/criuctl[langgraph]' langgraph-checkpoint-sqlite
     python langgraph_build.py build-1 make all
 
 Kill it at any moment and start it again: it finds the command, and prints its exit code. ``^C``

@@ -1,6 +1,6 @@
 """Prefect: a flow that runs a command as a session, served by this program.
 
-    pip install 'criuctl[prefect]'
+    pip install '/path/to/clone/of/criuctl[prefect]'
     python prefect_build.py
     prefect deployment run build/build --param argv='["make", "all"]'
 

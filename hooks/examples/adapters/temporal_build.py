@@ -1,6 +1,6 @@
 """Temporal: a workflow that runs a command as a session.
 
-    pip install 'criuctl[temporal]'
+    pip install '/path/to/clone/of/criuctl[temporal]'
     python temporal_build.py worker &
     python temporal_build.py build-1 make all
 
