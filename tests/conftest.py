@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from support import leaks, linting
 from support.aftermath import Aftermath
 from support.command import Criuctl, Home
+from support.confinement import Confinement
 from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
@@ -47,6 +48,7 @@ pytest_plugins = [
 ]  # radosgw_server and rclone_server are there once for the whole session
 
 
+_CONFINEMENT = Confinement()  # before any test module reads the environment
 _AHEAD = pytest.StashKey[linting.Check]()
 
 
@@ -67,6 +69,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Nothing outlives the tests."""
     if (ahead := session.config.stash.get(_AHEAD, None)) is not None:
         ahead.end()
+
+
+def pytest_unconfigure() -> None:
+    """The folders of this run go last."""
+    _CONFINEMENT.close()
 
 
 @pytest.fixture

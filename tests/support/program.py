@@ -8,15 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .confinement import folders
+
 ROOT = Path(__file__).resolve().parents[2]
 CRIUCTL = (sys.executable, "-m", "criuctl")
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without anything that configures criuctl, click or rich."""
+    """The environment without anything that configures criuctl, click or rich, but for folders
+    that are not the host's.
+    """
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "TMPDIR")}
     return {
         **kept,
+        **folders(),
         "PYTHONPATH": str(ROOT),
         "HOME": "/nonexistent",
         "PYTHONDONTWRITEBYTECODE": "1",

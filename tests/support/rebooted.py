@@ -2,28 +2,44 @@
 others, PIDs begin again.
 
 Mount, PID and time namespaces whose first process reaps what ends in them.  /tmp, /run and /dev/shm
-are empty but for the test's own folder (its "disk", with the store and criuctl's state).  `prefix`
+are empty but for the test's own folder (its "disk", with the store and criuctl's state), and the
+checkout and its Python where these lie there.  `prefix`
 runs a program there.  All of it ends with `close`.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import oracle
-from .command import Home
+from .command import PROJECT, Home
 from .keeper import Keeper, wait_until
 
 _TIMEOUT = 60.0
 _SPACES = ("mount", "pid", "time")
 _BOOT = """
 set -e
-mount --bind {disk} /mnt
+mount -t tmpfs tmpfs /mnt
+set -- {kept}
+count=0
+for folder; do
+    count=$((count + 1))
+    mkdir /mnt/$count
+    mount --rbind "$folder" /mnt/$count
+done
 for folder in /tmp /run /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $folder; done
 mkdir -m 700 {disk} {run}
-mount --move /mnt {disk}
+count=0
+for folder; do
+    count=$((count + 1))
+    mkdir -p "$folder"
+    mount --move /mnt/$count "$folder"
+done
+umount /mnt
 mount -t proc proc /proc
 mount --bind {disk}/{name}.id /proc/sys/kernel/random/boot_id
 for pid in {taken}; do
@@ -41,6 +57,11 @@ while True:
 """
 
 
+def _is_fleeting(folder: Path) -> bool:
+    """Whether a reboot would empty the place where the folder is."""
+    return any(folder.is_relative_to(place) for place in ("/tmp", "/run", "/dev/shm"))
+
+
 class Rebooted:
     """One simulated boot; `taken` are PIDs that other processes have by then, `later` the seconds
     that its clocks are ahead.
@@ -53,9 +74,17 @@ class Rebooted:
         (home.path / f"{name}.id").write_text(f"{uuid.uuid4()}\n")
         script = home.path / f"{name}.sh"
         numbers = " ".join(map(str, taken))
+        kept = [home.path, *filter(_is_fleeting, (PROJECT, Path(sys.prefix)))]
+        if PROJECT in Path(sys.prefix).parents:
+            kept = [folder for folder in kept if folder != Path(sys.prefix)]
         script.write_text(
             _BOOT.format(
-                disk=home.path, run=home.run, name=name, taken=numbers, python=sys.executable
+                disk=home.path,
+                run=home.run,
+                name=name,
+                taken=numbers,
+                python=shlex.quote(sys.executable),
+                kept=shlex.join(map(str, kept)),
             )
         )
         clocks = ["--time", f"--monotonic={later}", f"--boottime={later}"]
