@@ -7,6 +7,8 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,41 @@ def test_every_package_is_pinned_by_a_digest() -> None:
     assert all(len(digest) == 64 for digest in pins.values())
     assert {("criu", "amd64"), ("criu", "arm64"), ("python3-pycriu", "all")} <= set(pins)
     assert len(pins) == len(lines)
+
+
+def _wheel(path: Path, content: str) -> None:
+    information = "pinned-1.dist-info"
+    files = {
+        "pinned.py": content,
+        f"{information}/METADATA": "Metadata-Version: 2.1\nName: pinned\nVersion: 1\n",
+        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{information}/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+def test_a_python_package_with_another_digest_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "pinned-1-py3-none-any.whl"
+    _wheel(wheel, "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / "python.lock").write_text(f"pinned==1 --hash=sha256:{digest}\n")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    program = f'set -eu; . "{LIB}/common.sh"; . "{LIB}/python.sh"; parts=$1; pip_locked "$1/venv"'
+    for content, code in (("altered = True", 1), ("", 0)):
+        _wheel(wheel, content)
+        if not content:  # the archive holds the time of its files
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            (tmp_path / "python.lock").write_text(f"pinned==1 --hash=sha256:{digest}\n")
+        done = subprocess.run(
+            ["sh", "-c", program, "sh", str(tmp_path)],
+            env=os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stderr
+        assert not code or "DO NOT MATCH THE HASHES" in done.stderr
