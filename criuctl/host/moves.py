@@ -63,6 +63,7 @@ class Outgoing(Move, frozen=True):
     boot_id: str = ""
     addresses: tuple[dict[str, Any], ...] = ()  # taken away here, to be put back if the tree stays
     options: dict[str, Any] = field(default_factory=dict)  # of the restore there
+    proof: dict[str, str] = field(default_factory=dict)  # shows there that this host began the move
 
     def alive(self) -> bool:
         """Return whether any process of the tree still runs here."""
@@ -87,6 +88,8 @@ class Incoming(Move, frozen=True):
     """A session that comes to this host."""
 
     origin: str  # name of the host that it leaves
+    writer: str = ""  # id of the key by which that host writes to the inbox
+    leases: tuple[str, ...] = ()  # that host's proofs of having the stores of the session's lease
     checkpoint: str = ""
     state: str = "receiving"
     receiver: tuple[int, int] = (0, 0)  # (PID, start time) of the criuctl that holds it

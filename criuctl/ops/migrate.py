@@ -119,7 +119,7 @@ def migrate(
         reporter.step("examine")
         options = _travelling(config, target, options)
         registry = Registry(config)
-        check_home(config, registry.find(_here(config, target).root), reporter)
+        proofs = check_home(config, registry.find(_here(config, target).root), reporter)
         findings = _look(config, target, there, options)
         errors = [f for f in findings if f.level == "error"]
         if errors:
@@ -129,7 +129,9 @@ def migrate(
             )
         for finding in summarised(findings, named=RECORDED):
             reporter.finding(finding)
-        delivery = stack.enter_context(HostDelivery(config, to, there, moves, options, reporter))
+        delivery = stack.enter_context(
+            HostDelivery(config, to, there, moves, options, reporter, proofs)
+        )
         carrying = replace(_keeping(config, options), files="carry", files_max_mib=_CARRIED_MIB)
         try:
             carried = DumpRequest(

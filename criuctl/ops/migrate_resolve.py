@@ -47,6 +47,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                     asked = {
                         "id": move.id,
                         "word": "abort" if stays else "go",
+                        "writer": move.proof,
                         "addresses": list(move.addresses),
                         **move.options,
                     }

@@ -9,6 +9,9 @@ The other host starts ``criuctl receive`` over ssh, and sends requests:
     abort     undo, leave nothing
     settle    (by a later criuctl) the decision on a move that another process here holds, or held
 
+RULE: a sender acts only on what it has sent itself. Names and ids of sessions and moves are no
+proof of that; the key by which it writes to the inbox is (`inbox.proof`).
+
 RULE: nothing runs here before the word ``go``. When the link dies while the session is held, it is
 unknown here whether the session still runs there. So it stays held for a while, for the other host
 to come again and decide (`settle`), and then only its checkpoint is kept. A session that is given
@@ -31,12 +34,13 @@ from msgspec.structs import replace
 
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound
+from ..errors import Conflict, CriuctlError, Forbidden, NoSuchCheckpoint, NotFound
 from ..host.identity import host_id, host_name
 from ..host.maintenance import check_open
-from ..host.moves import Incoming, Moves, Outgoing, check_id
+from ..host.moves import Incoming, Moves, check_id
 from ..host.registry import Registry, boot_id, check_name, check_outside
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..report import Reporter
 from ..restore.lazy_memory import LARGE
 from ..restore.page_feeder import Feeder
@@ -44,6 +48,7 @@ from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
 from .moving import inbox, rendezvous
+from .moving.departure import settle_returned
 from .moving.inbox_part import OwnPart
 from .moving.incoming import Arrival, running_here
 from .moving.target_check import examine
@@ -104,7 +109,6 @@ class _Visit:
         self._moves = Moves(config, Incoming)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._repository: Repository | None = None
-        self._part: OwnPart | None = None  # of the inbox
         self._serve: StoreServer | None = None
         self._memory = 0  # bytes that the tree has
         self._arrival: Arrival | None = None
@@ -151,38 +155,36 @@ class _Visit:
     def _begin(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         check_open(self._config)
         check_outside(self._config, begins=True)
+        repository = self._open()
+        key = inbox.key_for(repository, check_id(asked["id"]), asked.get("writer"))
         move = Incoming(
-            id=check_id(asked["id"]),
+            id=asked["id"],
             session=check_name(asked["session"]),
             session_id=check_id(asked["session_id"]),
             origin=str(asked["origin"])[:200],
+            writer=key.id.hex(),
+            leases=tuple(str(proof)[:64] for proof in list(asked.get("leases", ()))[:8]),
             receiver=_self(),
             boot_id=boot_id(),
         )
-        record = Registry(self._config).get(move.session)
-        if record is not None and record.alive():
-            raise Conflict(f"session {move.session!r} is running there as PID {record.pid}")
-        # a move whose link broke: the session has not left its home
+        self._check_name_free(move)
+        settle_returned(self._config, move, asked.get("arrived"))
+        # a move of this sender whose link broke: the session has not left its home
         for earlier in list(self._moves.all()):
-            if earlier.session_id == move.session_id:
+            if (earlier.session_id, earlier.writer) == (move.session_id, move.writer):
                 if earlier.state != "running":
                     with suppress(CriuctlError):
                         rendezvous.tell(self._config, earlier.id, "abort")
                 self._moves.forget(earlier.id)
-        leaving = Moves(self._config, Outgoing)
-        # left here at an earlier time: it has arrived there, since it comes back
-        for left in list(leaving.all()):
-            if left.session_id == move.session_id:
-                leaving.forget(left.id)
-        repository = self._open()
         feeder: Feeder | None = None
         if self._memory >= LARGE:
             feeder = Feeder(repository.config, self._memory)
             self._stack.callback(feeder.close)
-        key = inbox.key_for(repository, move.id, asked.get("writer"))
-        self._part = OwnPart(repository, key, move.session)
-        self._serve = StoreServer(self._part, feeder.arrived if feeder is not None else None)
-        self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
+        part = OwnPart(repository, key, move.session)
+        self._serve = StoreServer(part, feeder.arrived if feeder is not None else None)
+        self._arrival = Arrival(
+            self._config, self._reporter, repository, self._moves, move, part, feeder
+        )
         self._moves.put(move)
         features = sorted(repository.features)
         return {
@@ -203,10 +205,6 @@ class _Visit:
         arrival = self._arrival
         if arrival is None:
             raise Conflict("nothing was begun")
-        if self._part is None or not self._part.brought(check_id(asked["checkpoint"])):
-            raise NoSuchCheckpoint(
-                "the host that sends the session has not sent this checkpoint of it"
-            )
         arrival.prepare(asked)
         self._jobs.put(arrival.restore)
         return arrival.wait_held()
@@ -218,9 +216,11 @@ class _Visit:
 
     def _settle(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """Decide on a move whose link has broken, as the home that the session left or stays in
-        reports.
+        reports. Only the host that began the move decides on it.
         """
         move, word = self._moves.get(check_id(asked["id"])), str(asked["word"])
+        if move is not None:
+            self._check_began(move, asked.get("writer"))
         patience = time.monotonic() + _PATIENCE
         while move is not None and move.attended() and move.state != "running":
             try:
@@ -256,6 +256,7 @@ class _Visit:
             self._open(),
             self._moves,
             replace(move, receiver=_self(), boot_id=boot_id()),
+            OwnPart(self._open(), inbox.key_of(self._open(), move.writer), move.session),
         )
         if word == "abort":
             arrival.clean()
@@ -265,6 +266,33 @@ class _Visit:
         arrival.word = "go"  # so it is not held
         self._jobs.put(arrival.restore)
         return arrival.wait_done()
+
+    def _check_name_free(self, move: Incoming) -> None:
+        """Refuse a move whose id or session's name is in use here for something else."""
+        if self._moves.get(move.id) is not None:
+            raise Conflict(f"a move with the id {move.id[:12]} was begun there already")
+        record = Registry(self._config).get(move.session)
+        if record is None:
+            return
+        if record.alive():
+            raise Conflict(f"session {move.session!r} is running there as PID {record.pid}")
+        if record.id != move.session_id and record.state == "checkpointed" and not record.moved_to:
+            raise Conflict(
+                f"another session named {move.session!r} is checkpointed there",
+                hint=f"`criuctl kill {quoted(move.session)}` there gives that one up.",
+            )
+
+    def _check_began(self, move: Incoming, claim: object) -> None:
+        """Refuse a host that cannot prove that it began this move."""
+        repository = self._open()
+        if not move.writer or not inbox.same_proof(
+            claim, inbox.proof(inbox.key_of(repository, move.writer), move.id)
+        ):
+            raise Forbidden(
+                f"another host than this one began the move {move.id[:12]}",
+                hint="Only the host that sent the session decides on it; "
+                "use the same version of criuctl on both.",
+            )
 
 
 def _self() -> tuple[int, int]:

@@ -13,23 +13,34 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 from support.command import Criuctl
 
-from criuctl.checkpoint import key_files, writer_keys
+from criuctl.checkpoint import key_files, leases, writer_keys
+from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import (
+    Conflict,
     CriuctlError,
     Damaged,
     DataError,
+    Forbidden,
     NoSuchCheckpoint,
     ObjectExists,
     ObjectMissing,
     StoreCannot,
 )
+from criuctl.host import moves
+from criuctl.host.identity import host_id
+from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.moving import inbox
+from criuctl.ops.moving.departure import lease_proof
+from criuctl.ops.moving.inbox_part import OwnPart
+from criuctl.ops.moving.incoming import Arrival
+from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 from criuctl.store.remote import RemoteStore
@@ -62,7 +73,11 @@ class Source:
         self.link.start()
 
     def begin(
-        self, session: str, writer: dict[str, str] | None = None, move: str | None = None
+        self,
+        session: str,
+        writer: dict[str, str] | None = None,
+        move: str | None = None,
+        **more: object,
     ) -> str:
         """Begin a move and return the key of the answer."""
         asked = {
@@ -70,10 +85,15 @@ class Source:
             "session": session,
             "session_id": secrets.token_hex(16),
             "origin": "here",
+            **more,
         }
         answer = self.link.ask(
             "begin", asked | ({} if writer is None else {"writer": writer})
         ).arguments
+        self.move, self.session_id = str(asked["id"]), str(asked["session_id"])
+        self.proof = inbox.proof(
+            writer_keys.WriterKey.parse(str(answer["key"]).encode(), "key"), self.move
+        )
         self.store = RemoteStore(self.link, "b:inbox")
         self.key = self.path / "key"
         self.key.unlink(missing_ok=True)
@@ -282,7 +302,164 @@ def test_the_target_reads_what_was_there_before_and_what_came(
         kit.check(repository, before, OTHER)
         kit.check(repository, came, FIRST)
         try:
-            inbox.tidy(repository, "work", {came.id}, Reporter())
+            part = OwnPart(repository, inbox.key_of(repository, source.proof["id"]), "work")
+            inbox.tidy(repository, part, "work", {came.id}, Reporter())
         except Damaged as error:
             pytest.fail(error.message)
         kit.check(repository, came, FIRST)
+
+
+def moves_in(criuctl: Criuctl) -> dict[str, moves.Incoming]:
+    return {move.id: move for move in moves.Moves(target(criuctl), moves.Incoming).all()}
+
+
+def listed(criuctl: Criuctl, session: str = "work") -> list[str]:
+    with inbox.opened(target(criuctl)) as repository:
+        return [summary.id for summary in repository.list(session)]
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_abort_removes_only_what_its_sender_has_sent(
+    sends: bool,
+    delivered: tuple[Source, CheckpointSummary],
+    sources: Callable[[str], Source],
+    criuctl: Criuctl,
+) -> None:
+    """With the name and the id of the other's session; the sender's own checkpoint goes."""
+    first, checkpoint = delivered
+    thief = sources("thief")
+    thief.begin("work", session_id=first.session_id)
+    if sends:
+        own = thief.send(OTHER, "work")
+        assert own.id in listed(criuctl)
+        with pytest.raises(CriuctlError):  # it is no tree that could run
+            thief.link.ask("restore", {"checkpoint": own.id, "addresses": []}, timeout=60)
+    thief.link.ask("abort", timeout=60)
+    assert listed(criuctl) == [checkpoint.id] and first.move in moves_in(criuctl)
+    first.link.ask("abort", timeout=60)
+    assert listed(criuctl) == [] and moves_in(criuctl) == {}
+
+
+@pytest.mark.parametrize("word", ["abort", "go"])
+def test_a_move_is_settled_by_the_host_that_began_it(
+    word: str,
+    delivered: tuple[Source, CheckpointSummary],
+    sources: Callable[[str], Source],
+    criuctl: Criuctl,
+) -> None:
+    first, checkpoint = delivered
+    first.link.close()
+    first.process.wait(60)
+    assert moves_in(criuctl)[first.move].state == "given-up"
+    thief = sources("thief")
+    thief.begin("work", session_id=first.session_id)
+    own = writer_keys.WriterKey.parse(thief.key.read_bytes(), "key")
+    for claim in ({}, None, "x", inbox.proof(own, first.move), {"id": "", "proof": ""}):
+        with pytest.raises(Forbidden):
+            thief.link.ask("settle", {"id": first.move, "word": word, "writer": claim}, timeout=60)
+    assert listed(criuctl) == [checkpoint.id] and first.move in moves_in(criuctl)
+    again = sources("first-again")
+    asked = {"id": first.move, "word": word, "writer": first.proof, "addresses": []}
+    if word == "go":  # it is no tree that could run
+        with pytest.raises(CriuctlError) as failure:
+            again.link.ask("settle", asked, timeout=60)
+        assert not isinstance(failure.value, Forbidden)
+        return
+    again.link.ask("settle", asked, timeout=60)
+    assert listed(criuctl) == [] and first.move not in moves_in(criuctl)
+
+
+def test_a_move_s_id_is_used_once(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    first, _checkpoint = delivered
+    before = moves_in(criuctl)
+    with pytest.raises(Conflict, match="begun there already"):
+        sources("thief").begin("another", move=first.move)
+    assert moves_in(criuctl) == before
+
+
+@pytest.mark.parametrize("by", ["session_id", "name"])
+def test_a_session_that_left_is_not_forgotten_for_another_host(
+    by: str, sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    """It waits at another host for the word to run; only that one proves that it has run there."""
+    leaving = moves.Moves(target(criuctl), moves.Outgoing)
+    proof = {"id": "11" * 16, "proof": "22" * 32}
+    left = leaving.put(
+        moves.Outgoing(
+            moves.new_id(), "gone", moves.new_id(), to="gamma", state="ended", proof=proof
+        )
+    )
+    thief = sources("thief")
+    name = "another" if by == "session_id" else "gone"
+    session_id = left.session_id if by == "session_id" else moves.new_id()
+    for arrived in (None, {"move": left.id}, {"move": left.id, **proof, "proof": ""}):
+        with pytest.raises(Conflict, match="not been informed"):
+            thief.begin(name, session_id=session_id, arrived=arrived)
+    assert [move.id for move in leaving.all()] == [left.id]
+    thief.begin(name, session_id=session_id, arrived={"move": left.id, **proof})
+    assert not list(leaving.all())
+
+
+def test_a_checkpoint_of_another_session_is_not_restored_under_an_announced_one(
+    sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    source = sources("thief")
+    source.begin("work")
+    sent = source.send(OTHER, "work")  # its session has another id
+    with pytest.raises(Conflict, match="announced"):
+        source.link.ask("restore", {"checkpoint": sent.id, "addresses": []}, timeout=60)
+    assert moves_in(criuctl)[source.move].checkpoint == ""
+
+
+def test_the_name_of_a_session_that_is_checkpointed_here_is_not_taken(
+    sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    registry = Registry(target(criuctl))
+    registry.put(SessionRecord("work", state="checkpointed", checkpoint="c" * 32))
+    before = registry.get("work")
+    with pytest.raises(Conflict, match="checkpointed there"):
+        sources("thief").begin("work")
+    assert registry.get("work") == before
+
+
+def test_leases_in_the_inbox_are_written_by_its_own_host(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source]
+) -> None:
+    """A record with the highest number would keep every later restore of that name away."""
+    _first, checkpoint = delivered
+    thief = sources("thief")
+    thief.begin("work")
+    token = checkpoint.object.split("/")[1]
+    with pytest.raises(StoreCannot):
+        thief.store.put(f"sessions/{token}/{10**19:020d}", b"mine")
+
+
+@pytest.mark.parametrize("proves", [False, True])
+def test_the_lease_of_another_home_is_taken_only_with_its_store_s_key(
+    proves: bool, tmp_path: Path
+) -> None:
+    """A sender names a session of this host's store, by name and id, that lives on a third host."""
+    config = kit.config(tmp_path, store=str(tmp_path / "store"))
+    ref = SessionRef("work", moves.new_id())
+    with (
+        closing(LocalStore(config.store)) as store,
+        Repository.init(store, encryption=True, config=config) as shared,
+    ):
+        leases.claim(shared, ref.name, ref.id, 1, host="third").keep()
+        here = ProcessIdentity.of(os.getpid())
+        Registry(config).put(
+            SessionRecord(
+                ref.name, ref.id, 2, pid=here.pid, start_time=here.start_time, boot_id=boot_id()
+            )
+        )
+        move = moves.Incoming(moves.new_id(), ref.name, ref.id, origin="thief", writer="00" * 16)
+        if proves:
+            move = replace(move, leases=(lease_proof(shared, ref.id),))
+        with inbox.opened(config) as own, closing(own.store):
+            part = OwnPart(own, inbox.key_of(own, move.writer), ref.name)
+            arrivals = moves.Moves(config, moves.Incoming)
+            Arrival(config, Reporter(), own, arrivals, move, part)._claim()
+        head = leases.read_head(shared, ref.name)
+        assert head is not None and (head.host == host_id(config)) == proves

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
 from ...host.identity import host_name
-from ...host.moves import Moves, Outgoing, new_id
+from ...host.moves import Incoming, Moves, Outgoing, new_id
 from ...host.registry import SessionRecord, boot_id
 from ...proc import address_choice, addresses
 from ...proc.scratch import Scratch
@@ -71,6 +71,7 @@ class HostDelivery(Struct):
     moves: Moves[Outgoing]
     options: MoveOptions
     reporter: Reporter
+    leases: tuple[str, ...] = ()  # proofs for the other host, of `departure.check_home`
     host_name: str = ""
     manifest: Manifest | None = None
     frozen_at: float = 0.0  # monotonic
@@ -107,15 +108,19 @@ class HostDelivery(Struct):
             "session": session.name,
             "session_id": session.id,
         }
-        asked["origin"] = host_name(self.config)
+        asked |= {"origin": host_name(self.config), "leases": list(self.leases)}
+        if (arrived := self._arrived(session)) is not None:
+            asked["arrived"] = arrived
         kept = self._kept_key()
         if kept is not None and (earlier := _writer_key(kept)) is not None:
             asked["writer"] = inbox.proof(earlier, self.move.id)
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
         with self._named():
             answer = self.there.link.ask("begin", asked).arguments
-        self.moves.put(self.move)
         key = self._keep_key(str(answer["key"]), kept)
+        if (writer := _writer_key(key)) is not None:
+            self.move = replace(self.move, proof=inbox.proof(writer, self.move.id))
+        self.moves.put(self.move)
         store = RemoteStore(self.there.link, f"{self.to}{answer['store']}")
         repository = Repository.open(
             store,
@@ -123,6 +128,23 @@ class HostDelivery(Struct):
         )
         repository.features &= frozenset(answer.get("features", ()))  # that criuctl may be older
         return repository
+
+    def _arrived(self, session: SessionRecord) -> dict[str, Any] | None:
+        """Return the move by which the session came here, with the proof that it has run here: its
+        earlier home may not have got that answer.
+        """
+        records = (m for m in Moves(self.config, Incoming).all() if m.session_id == session.id)
+        newest = max(records, key=lambda m: m.updated, default=None)
+        if newest is None or newest.state != "running" or not newest.writer:
+            return None
+        with (
+            suppress(CriuctlError),
+            closing(inbox.opened(self.config)) as repository,
+            closing(repository.store),
+        ):
+            key = inbox.key_of(repository, newest.writer)
+            return {"move": newest.id, **inbox.proof(key, newest.id)}
+        return None
 
     def _kept_key(self) -> Path | None:
         """Return the path of the key with which this host writes to the other one's inbox."""
@@ -291,6 +313,7 @@ class HostDelivery(Struct):
         asked = {
             "id": self.move.id,
             "word": "go",
+            "writer": self.move.proof,
             "addresses": list(self.move.addresses),
             **self.move.options,
         }

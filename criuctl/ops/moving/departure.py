@@ -14,25 +14,61 @@ from ...checkpoint.manifest import SessionRef
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...dump.after_commit import AfterCommit
-from ...errors import CriuctlError, StoreError
+from ...errors import Conflict, CriuctlError, StoreError
 from ...host import fencing
 from ...host.identity import host_id
-from ...host.moves import Moves, Outgoing
+from ...host.moves import Incoming, Moves, Outgoing
 from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc import netfilter
+from ...quoting import quoted
 from ...report import Reporter
 from ...session import sessions
 from ...session.client.session import Session
 from ...store import open_store
+from . import inbox
 
 
-def check_home(config: Config, record: SessionRecord | None, reporter: Reporter) -> None:
-    """Refuse the move if another host has taken the session over: the copy here is stale."""
+def check_home(config: Config, record: SessionRecord | None, reporter: Reporter) -> tuple[str, ...]:
+    """Refuse the move if another host has taken the session over: the copy here is stale. Return
+    the proofs that this host has the keys of the stores with the session's lease.
+    """
+    proofs: list[str] = []
     for repository in _leased(config, record, reporter):
         assert record is not None
         fenced = fencing.check(config, repository, record)
         if fenced is not None:
             raise fenced.error()
+        proofs.append(lease_proof(repository, record.id))
+    return tuple(proofs)
+
+
+def lease_proof(repository: Repository, session_id: str) -> str:
+    """Return what only a host with the store's key can know: it may say who holds the lease of the
+    session there.
+    """
+    return repository.sealer.token(f"home of {session_id} in {repository.id}")
+
+
+def settle_returned(config: Config, move: Incoming, arrived: object) -> None:
+    """Forget that the session left here, if the host that sends it back proves (`arrived`) that it
+    has run there; raise `Conflict` while another host is still to be informed.
+    """
+    leaving = Moves(config, Outgoing)
+    for left in list(leaving.all()):
+        if move.session_id != left.session_id and move.session != left.session:
+            continue
+        if (
+            isinstance(arrived, dict)
+            and arrived.get("move") == left.id
+            and inbox.same_proof(arrived, left.proof)
+        ):
+            leaving.forget(left.id)
+        elif left.state != "sending":
+            raise Conflict(
+                f"a session {left.session!r} has left there for {left.host or left.to}, which has "
+                "not been informed yet that it may run it",
+                hint=f"`criuctl migrate --resolve {quoted(left.session)}` there informs it.",
+            )
 
 
 def moved_away(

@@ -11,7 +11,7 @@ the session can be restored from it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ...errors import Conflict, NoSuchBucket, StoreNotInitialised
 from ...host import retention
 from ...report import Reporter
 from ...store import open_store
+from .inbox_part import OwnPart
 
 _LABEL = "hosts that send sessions"
 _PROOF = b"criuctl 2026-11 sends again"
@@ -88,14 +89,29 @@ def key_for(repository: Repository, move: str, earlier: object) -> writer_keys.W
     assert opened is not None
     if isinstance(earlier, dict):
         with suppress(TypeError, ValueError):
-            known = writer_keys.writer_key(
-                opened.master, repository.id, bytes.fromhex(str(earlier.get("id")))
-            )
-            if secrets.compare_digest(
-                bytes.fromhex(str(earlier.get("proof"))), bytes.fromhex(proof(known, move)["proof"])
-            ):
-                return known
+            key = key_of(repository, str(earlier.get("id")))
+            if same_proof(earlier, proof(key, move)):
+                return key
     return writer_keys.enrol(opened.master, repository.id)
+
+
+def key_of(repository: Repository, writer: str) -> writer_keys.WriterKey:
+    """Return the key of the sending host with the id `writer`; raise `ValueError` for no id."""
+    opened = repository.opened
+    assert opened is not None
+    return writer_keys.writer_key(opened.master, repository.id, bytes.fromhex(writer))
+
+
+def same_proof(claim: object, expected: Mapping[str, str]) -> bool:
+    """Return whether `claim`, which a peer sent, is the `expected` proof; an empty one proves
+    nothing.
+    """
+    if not isinstance(claim, dict) or not expected.get("proof"):
+        return False
+    return all(
+        secrets.compare_digest(str(claim.get(name)).encode(), str(expected.get(name)).encode())
+        for name in ("id", "proof")
+    )
 
 
 def proof(key: writer_keys.WriterKey, move: str) -> dict[str, str]:
@@ -105,9 +121,13 @@ def proof(key: writer_keys.WriterKey, move: str) -> dict[str, str]:
     return {"id": key.id.hex(), "proof": keyed_hash(key.secret, _PROOF, move.encode()).hex()}
 
 
-def tidy(repository: Repository, session: str, keep: Collection[str], reporter: Reporter) -> None:
-    """Remove the checkpoints of that name except those to `keep`, and collect garbage."""
+def tidy(
+    repository: Repository, part: OwnPart, session: str, keep: Collection[str], reporter: Reporter
+) -> None:
+    """Remove the checkpoints of that name that the source of `part` has sent, except those to
+    `keep`, and collect garbage.
+    """
     for summary in repository.list(session):
-        if summary.id not in keep and not summary.pinned:
+        if summary.id not in keep and not summary.pinned and part.is_own(summary.object):
             repository.remove(summary)
     gc.Collection(repository, reporter, grace=retention.seconds(_GRACE)).run()

@@ -50,15 +50,15 @@ class OwnPart(Store):
         self._own: dict[str, bool] = {}  # whether an older object is the source's
         self._domains: dict[bytes, bool] = {}  # whether a domain is the source's
 
-    def brought(self, checkpoint: str) -> bool:
-        """Return whether the checkpoint of this id is the source's: of its session, and stored by
-        it.
+    def brought(self, checkpoint: str) -> str:
+        """Return the manifest's name if the checkpoint of this id is the source's: of its session,
+        and stored by it; otherwise an empty string.
         """
         for info in self._store.list(self._named[0]):
             with suppress(NoSuchCheckpoint):
                 if parse_name(info.name)[2] == checkpoint:
-                    return self._is_own(info.name)
-        return False
+                    return info.name if self.is_own(info.name) else ""
+        return ""
 
     # -- the store
     # -----------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class OwnPart(Store):
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
         with self._lock:
             again = name in self._put and not if_absent
-        if not name.startswith((*_NEW, self._named[0], self._named[2])):
+        if not name.startswith((*_NEW, self._named[0])):
             raise StoreCannot(f"the host that sends a session may not change {name}", object=name)
         if not again and self._there(name):
             raise ObjectExists(f"{name} is in {self.url} already", object=name)
@@ -102,7 +102,7 @@ class OwnPart(Store):
         for info in self._store.list(prefix):
             if info.name == configobject.NAME:
                 yield ObjectInfo(info.name, len(self._config), info.modified)
-            elif info.name.startswith(self._named) or self._is_own(info.name):
+            elif info.name.startswith(self._named) or self.is_own(info.name):
                 yield info
 
     def delete(self, name: str) -> None:
@@ -135,11 +135,11 @@ class OwnPart(Store):
         return True
 
     def _need(self, name: str) -> None:
-        if not self._is_own(name):
+        if not self.is_own(name):
             raise ObjectMissing(f"{name} is not in {self.url}", object=name)
 
-    def _is_own(self, name: str) -> bool:
-        """Return whether the source may read the object."""
+    def is_own(self, name: str) -> bool:
+        """Return whether the object is the source's, which may read it."""
         with self._lock:
             if name in self._put:
                 return True

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...checkpoint import leases
 from ...checkpoint.repository import Repository
 from ...config import Config
-from ...errors import Conflict, CriuctlError, RestoreFailed, TimedOut
+from ...errors import Conflict, CriuctlError, NoSuchCheckpoint, RestoreFailed, TimedOut
 from ...host.fencing import with_lease
 from ...host.identity import host_id, host_name
 from ...host.moves import Incoming, Moves, check_id
@@ -30,6 +30,8 @@ from ...restore.request import RestoreRequest
 from ...restore.story import restore
 from ...store import open_store
 from . import inbox, rendezvous
+from .departure import lease_proof
+from .inbox_part import OwnPart
 
 _OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
 
@@ -44,6 +46,7 @@ class Arrival:
         repository: Repository,
         moves: Moves[Incoming],
         move: Incoming,
+        part: OwnPart,
         feeder: Feeder | None = None,
     ) -> None:
         self._config, self._reporter, self._repository, self._moves = (
@@ -52,6 +55,7 @@ class Arrival:
             repository,
             moves,
         )
+        self._part = part  # of the inbox: what the sending host has stored
         self._move, self._feeder = move, feeder
         self._options: dict[str, Any] = {}
         self._state = threading.Condition()
@@ -71,11 +75,23 @@ class Arrival:
 
     def prepare(self, asked: Mapping[str, Any]) -> None:
         """Prepare the restore from the request."""
+        checkpoint = check_id(asked["checkpoint"])
+        name = self._part.brought(checkpoint)
+        if not name:
+            raise NoSuchCheckpoint(
+                "the host that sends the session has not sent this checkpoint of it"
+            )
+        session = self._repository.manifest_at(name).session
+        if (session.name, session.id) != (self._move.session, self._move.session_id):
+            raise Conflict(
+                f"checkpoint {checkpoint[:12]} is of session {session.name!r} ({session.id[:12]}), "
+                f"not of the announced {self._move.session!r} ({self._move.session_id[:12]})"
+            )
         self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
         self._addresses = [
             described for described in asked.get("addresses", ()) if isinstance(described, dict)
         ]
-        self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
+        self._move = self._moves.put(replace(self._move, checkpoint=checkpoint))
         self._begun = True  # so a thread that undoes it waits until `restore` is over
 
     def wait_held(self) -> dict[str, Any]:
@@ -131,13 +147,13 @@ class Arrival:
             self._moves.forget(self._move.id)
 
     def clean(self) -> None:
-        """Remove everything of it here, also from the inbox."""
+        """Remove everything of it here, also what its host has sent to the inbox."""
         self._tidy()
         self._moves.forget(self._move.id)
 
     def _tidy(self, *keep: str) -> None:
-        """Keep in the inbox, of this name, the checkpoint to keep, and the one of a move that may
-        still get the word to run.
+        """Keep in the inbox, of what this host has sent of the name, the checkpoint to keep, and
+        the one of a move that may still get the word to run.
         """
         name, mine = self._move.session, self._move.id
         others = (
@@ -148,6 +164,7 @@ class Arrival:
         with suppress(CriuctlError):
             inbox.tidy(
                 self._repository,
+                self._part,
                 name,
                 {*keep, *(move.checkpoint for move in others)},
                 self._reporter,
@@ -203,7 +220,7 @@ class Arrival:
 
     def _claim(self) -> None:
         """Claim the session in this host's store, if it is known there: its old home then finds
-        itself replaced.
+        itself replaced. Only a host that has that store's key takes the lease from another one.
         """
         registry = Registry(self._config)
         record = registry.get(self._move.session)
@@ -220,6 +237,8 @@ class Arrival:
                     else None
                 )
                 if head is None or head.session.id != record.id:
+                    return
+                if lease_proof(repository, record.id) not in self._move.leases:
                     return
                 host = host_id(self._config)
                 claim = leases.claim(

@@ -14,11 +14,15 @@ import pytest
 from msgspec.structs import replace
 from support import checkpoints as kit
 
+from criuctl.checkpoint import key_files
+from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.summary import CheckpointSummary
 from criuctl.config import Config
 from criuctl.host.moves import Incoming, Moves, new_id
 from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.ops import receive
-from criuctl.ops.moving import incoming
+from criuctl.ops.moving import inbox, incoming
+from criuctl.ops.moving.inbox_part import OwnPart
 from criuctl.ops.moving.incoming import Arrival
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
@@ -30,17 +34,37 @@ class Site:
 
     def __init__(self, path: Path) -> None:
         self.config = Config(state_dir=str(path))
-        self.repository = kit.repository(path)
+        self.repository = inbox.opened(self.config)
         self.moves = Moves(self.config, Incoming)
+        self.key = inbox.key_for(self.repository, new_id(), None)
+        key_files.write_secret(path / "key", self.key.text())
+
+    def part(self, session: str) -> OwnPart:
+        return OwnPart(self.repository, self.key, session)
+
+    def sent(self, session: str) -> CheckpointSummary:
+        """A checkpoint that the other host has sent."""
+        theirs = kit.config(Path(self.config.state_dir), key_file=f"{self.config.state_dir}/key")
+        with Repository.open(self.part(session), theirs) as repository:
+            repository.preflight_write()
+            return kit.write(repository, session=session)
 
     def move(self, session: str, checkpoint: str = "", state: str = "receiving") -> Incoming:
         move = Incoming(
-            new_id(), session, new_id(), origin="elsewhere", checkpoint=checkpoint, state=state
+            new_id(),
+            session,
+            "ab" * 16,  # as `kit.write` has it
+            origin="elsewhere",
+            writer=self.key.id.hex(),
+            checkpoint=checkpoint,
+            state=state,
         )
         return self.moves.put(move)
 
     def arrival(self, move: Incoming) -> Arrival:
-        return Arrival(self.config, Reporter(), self.repository, self.moves, move)
+        return Arrival(
+            self.config, Reporter(), self.repository, self.moves, move, self.part(move.session)
+        )
 
     def runs(self, move: Incoming, checkpoint: str) -> None:
         """The session of this move runs here, as the very process that asks."""
@@ -63,9 +87,9 @@ def site(tmp_path: Path) -> Site:
 
 def test_the_only_copy_of_another_session_of_that_name_stays_in_the_inbox(site: Site) -> None:
     """Its home has ended it, and the word to let it run has not come yet: it lives nowhere else."""
-    waits = site.move("work", kit.write(site.repository, session="work").id, "given-up")
-    old = kit.write(site.repository, session="work")
-    comes = site.move("work", kit.write(site.repository, session="work").id)
+    waits = site.move("work", site.sent("work").id, "given-up")
+    old = site.sent("work")
+    comes = site.move("work", site.sent("work").id)
     site.arrival(comes).clean()
     assert [one.id for one in site.repository.list("work")] == [
         waits.checkpoint
@@ -98,7 +122,7 @@ def test_a_running_session_is_reported_though_that_cannot_be_recorded(
 def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kit.write(site.repository, session="work")
+    site.sent("work")
     arrival = site.arrival(site.move("work"))
 
     def full(_move: Incoming) -> Incoming:
@@ -120,7 +144,7 @@ def test_what_could_not_be_begun_is_undone_at_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its home says abort, and would wait for a restore that never begins."""
-    kit.write(site.repository, session="work")
+    sent = site.sent("work")
     arrival, put = site.arrival(site.move("work")), site.moves.put
 
     def full(_move: Incoming) -> Incoming:
@@ -128,7 +152,7 @@ def test_what_could_not_be_begun_is_undone_at_once(
 
     monkeypatch.setattr(site.moves, "put", full)
     with pytest.raises(OSError, match="No space"):
-        arrival.prepare({"checkpoint": new_id()})
+        arrival.prepare({"checkpoint": sent.id})
     monkeypatch.setattr(site.moves, "put", put)
     undone = threading.Thread(target=arrival.decide, args=("abort",), daemon=True)
     undone.start()
@@ -200,7 +224,7 @@ def test_a_session_that_was_dumped_since_it_came_is_reported_as_running(site: Si
     replies: list[Any] = []
     with ExitStack() as stack:
         visit = receive._Visit(site.config, Reporter(), 1.0, stack)
-        asked = {"id": move.id, "word": "go"}
+        asked = {"id": move.id, "word": "go", "writer": inbox.proof(site.key, move.id)}
         settling = threading.Thread(
             target=lambda: replies.append(visit._settle(asked)), daemon=True
         )
