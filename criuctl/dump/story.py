@@ -32,7 +32,7 @@ from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
 from ..files import predicates, recording
 from ..hooks import Hooks
-from ..host import hook_facts, templates
+from ..host import hook_facts, rights, templates
 from ..host.failures.command_failures import fate_added, reraised_as
 from ..host.group_member import DumpedMember
 from ..host.journal import events
@@ -103,6 +103,7 @@ def dump(
         stack.enter_context(stopping(config, reporter))
         # No other criuctl dumps this tree, or changes its session, meanwhile.
         dumped = subject.claim(config, registry, found, request.name, stack)
+        rights.check(config, kind, dumped.session.name)
         job = DumpJob(
             config, reporter, request, dumped.root, began, bound, delivery is not None, group
         )

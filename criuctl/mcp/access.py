@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config import Config
-from ..errors import Forbidden, SessionGone, TimedOut, UsageError
-from ..ops import acting, commands, new_session, output, pause, sessions, typing
+from ..errors import SessionGone, TimedOut, UsageError
+from ..host import rights
+from ..ops import commands, new_session, output, pause, sessions, typing
 from ..ops.kill import kill as end_session
 from ..ops.logs import left_output
 from ..quoting import quoted
 from ..session.client.commands import New
-from ..session.protocol import ROLES
 from ..session.screen.plain_text import strip
 from . import bounds, patterns
 from .bounds import DATA
@@ -267,18 +267,9 @@ class Access:
 
     # -- authority --------------------------------------------------------------------------------
 
-    def need(self, name: str, role: str) -> None:
-        """Raise `Forbidden` unless the client may have this role in the session."""
-        actor = acting.current()
-        had = role if actor is None else actor.capped(role)
-        if had == role:
-            try:
-                with sessions.connect(self._config, name, role=role) as session:
-                    had = session.role  # an admin of the session may have set a lower one
-            except SessionGone:
-                return
-        if ROLES.index(had) < ROLES.index(role):
-            raise Forbidden(f"this needs the role {role} in session {name!r}; yours is {had}")
+    def need(self, name: str, operation: str) -> None:
+        """Raise `Forbidden` unless the client may do this, before its user is asked for consent."""
+        rights.check(self._config, operation, name)
 
     def lives(self, name: str) -> bool:
         """Return whether this is the name of a session that runs, or is paused."""

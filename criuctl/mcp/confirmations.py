@@ -43,7 +43,7 @@ async def what_ends(asked: Asked, name: str, command_id: str | None) -> Ending:
     if command_id is not None:
         return Ending(identity="")
     service = service_of(asked)
-    await known(service.off(asked, service.access.need, name, "admin"))
+    await known(service.off(asked, service.access.need, name, "kill"))
     text, identity = await known(service.off(asked, service.access.what_ends, name))
     return Ending(identity=identity, text=text)
 
@@ -78,7 +78,7 @@ async def may_take(
     if not take:
         return Consent(yes=True)
     service = service_of(asked)
-    await known(service.off(asked, service.access.need, name, "admin"))
+    await known(service.off(asked, service.access.need, name, "lease take"))
     other = await known(service.off(asked, service.access.writes, name))
     if other is None or confirm == other[1]:
         return Consent(yes=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..errors import CriuctlError, NotFound
+from ..ops.acting import Client
 from ..ops.own_commands import OwnCommands
 
 DEGRADED = 11  # exit code: done, but something optional failed
@@ -39,9 +40,9 @@ class Operations:
         self._commands = commands
         self._tasks: dict[str, asyncio.Task[dict[str, Any]]] = {}
 
-    async def command(self, *argv: str) -> Any:
-        """Run a criuctl command and return its JSON; `OperationFailed`."""
-        body, code = await self._commands.run(argv)
+    async def command(self, client: Client, *argv: str) -> Any:
+        """Run a criuctl command for a client and return its JSON; `OperationFailed`."""
+        body, code = await self._commands.run(argv, client)
         if code not in (0, DEGRADED):
             error = body.get("error") if isinstance(body, dict) else None
             raise OperationFailed(error or {"message": f"criuctl {argv[0]} ended with {code}"})

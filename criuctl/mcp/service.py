@@ -65,6 +65,10 @@ class Service:
             del self._clients[next(iter(self._clients))]
         return self._clients.setdefault(key, Client(name, self.role))
 
+    async def command(self, asked: Asked, *argv: str) -> Any:
+        """Run a criuctl command for the client of the request; return its JSON."""
+        return await self.operations.command(self.client(asked), *argv)
+
     async def off(
         self, asked: Asked, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:

@@ -134,7 +134,7 @@ async def checkpoints(
     service = service_of(asked)
 
     async def work() -> Answer:
-        found = of_list(await service.operations.command("list", name))
+        found = of_list(await service.command(asked, "list", name))
         keys = ("id", "session", "number", "incarnation", "created", "host", "pinned")
         shown = [{key: one.get(key) for key in keys} for one in found[-newest:]]
         return {"checkpoints": shown, "left_out": len(found) - len(shown)}
@@ -151,7 +151,7 @@ async def diff(asked: Asked, before: Ref, after: Ref, limit: Limit = DEFAULT_LIM
     service = service_of(asked)
 
     async def work() -> Answer:
-        return bounded(await service.operations.command("diff", "--", before, after), limit)
+        return bounded(await service.command(asked, "diff", "--", before, after), limit)
 
     return await known(service.operations.start(work, ANSWER))
 
@@ -243,14 +243,13 @@ async def halt(asked: Asked, name: Name) -> Answer:
 async def snapshot(asked: Asked, name: Name, labels: Labels = None) -> Answer:
     """Store a checkpoint of a session, which runs on: before a risky step, say."""
     service = service_of(asked)
-    await known(service.off(asked, service.access.need, name, "write"))
     await known(service.off(asked, service.access.check_lives, name))
     given = (labels or {}).items()
     marks = [word for key, value in given for word in ("--label", f"{key}={value}")]
 
     async def work() -> Answer:
-        command = service.operations.command
-        return _stored(await command("dump", "--leave-running", *marks, "--", name))
+        words = ("dump", "--leave-running", *marks, "--", name)
+        return _stored(await service.command(asked, *words))
 
     return await known(service.operations.start(work, ANSWER))
 
@@ -270,7 +269,7 @@ async def restore(
     options = (["--as", new_name] if new_name else []) + (["--older"] if older else [])
 
     async def work() -> Answer:
-        return _restored(await service.operations.command("restore", *options, "--", ref))
+        return _restored(await service.command(asked, "restore", *options, "--", ref))
 
     return await known(service.operations.start(work, ANSWER))
 
@@ -289,14 +288,12 @@ async def fork(
     The original runs on. Files on disk are not copied. With several, some may fail: see state.
     """
     service = service_of(asked)
-    await known(service.off(asked, service.access.need, name.partition("@")[0], "write"))
-    await known(service.off(asked, service.access.lives, name))
     options = ["-n", str(count)]
     if new_name is not None:
         options += ["--as" if count == 1 else "--prefix", new_name]
 
     async def work() -> Answer:
-        body = await service.operations.command("fork", *options, "--", name)
+        body = await service.command(asked, "fork", *options, "--", name)
         keys = ("session", "pid", "state")
         copies = [{key: one[key] for key in keys} for one in body["forks"]]
         facts = {key: body[key] for key in ("from", "checkpoint", "frozen_ms", "elapsed_ms")}

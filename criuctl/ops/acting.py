@@ -16,14 +16,15 @@ connections break, and no others are opened.  What it has started in the session
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from ..errors import NotFound, SessionGone
-from ..session.protocol import ROLES
+from ..session.client import caller
+from ..session.protocol import OWN
+from ..session.roles import lower
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -33,44 +34,47 @@ Open = Callable[[str, Resume], "Session"]  # with a role, as an operator to resu
 _MOST_KEPT = 256  # sessions whose operator is remembered
 
 
-class Actor(Protocol):
+class Actor(caller.Operator, Protocol):
     """On whose behalf a thread works."""
-
-    @property
-    def kind(self) -> str:
-        """Human, agent or service."""
-
-    @property
-    def name(self) -> str:
-        """The name of its operators."""
-
-    def capped(self, role: str) -> str:
-        """Return `role`, or the actor's if that is lower."""
 
     def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Session:
         """Return a connection to `session` that `open_` has opened."""
 
 
-_current: ContextVar[Actor | None] = ContextVar("criuctl.acting", default=None)
-
-
 def current() -> Actor | None:
     """Return the actor on whose behalf this thread works; None: the user of the command line."""
-    return _current.get()
+    return cast("Actor | None", caller.current())
 
 
-@contextmanager
-def acting(actor: Actor) -> Iterator[None]:
+def acting(actor: Actor) -> AbstractContextManager[None]:
     """Work on behalf of `actor`, in this thread, inside a ``with``."""
-    before = _current.set(actor)
-    try:
-        yield
-    finally:
-        _current.reset(before)
+    return caller.acting(actor)
+
+
+class Direct:
+    """An actor that may do what the sessions allow to its kind and name."""
+
+    def __init__(self, kind: str, name: str = "") -> None:
+        self.kind, self.name = kind, name
+
+    def capped(self, role: str) -> str:
+        """Return `role`."""
+        return role
+
+    def connect(self, _session: str, role: str, _resume: Resume, open_: Open) -> Session:
+        """Return a connection that `open_` has opened."""
+        return open_(role, None)
+
+
+def undoing() -> AbstractContextManager[None]:
+    """Undo, inside a ``with``, what an operation has made itself, whatever its caller may do."""
+    return acting(Direct("service", f"{OWN}undo"))
 
 
 class Client:
     """A program that is served: its name as an operator, and the highest role it may have."""
+
+    kind = "agent"
 
     def __init__(self, name: str, role: str) -> None:
         self.name, self.role = name, role
@@ -78,7 +82,7 @@ class Client:
 
     def capped(self, role: str) -> str:
         """Return `role`, or the client's if that is lower."""
-        return min(role, self.role, key=ROLES.index)
+        return lower(role, self.role)
 
     def take(self, session: str) -> Resume:
         """Return its operator of this session that has no connection now, if there is one."""
@@ -104,7 +108,7 @@ class Call:
     @property
     def kind(self) -> str:
         """Clients of servers are agents."""
-        return "agent"
+        return self.client.kind
 
     @property
     def name(self) -> str:

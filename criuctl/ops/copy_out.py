@@ -26,6 +26,8 @@ from ..checkpoint.reader import CheckpointReader
 from ..config import Config
 from ..errors import Conflict, NotFound, UntrustedPath, UsageError
 from ..files import workspace_index
+from ..host import rights
+from ..host.rights import roles_of
 from ..proc import folder_walk
 from ..quoting import quoted
 from ..report import Reporter
@@ -84,6 +86,7 @@ def copy_out(config: Config, argument: str, target: str, *, reporter: Reporter) 
     ref, path = split(argument)
     with opened(config) as (_, repository):
         manifest = repository.manifest(ref)
+        rights.check(config, "cp", manifest.session.name, lambda: roles_of(manifest))
         reader = repository.reader(reporter)
         every = held_files(manifest, reader)
         wanted = _absolute(path, manifest)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
-from ..host import latest_checkpoints
+from ..host import latest_checkpoints, rights
 from ..host.holders import end_holder
 from ..host.journal import events, operation_facts
 from ..host.moves import Moves, Outgoing
@@ -138,6 +138,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
                 )
             if before is not None and ended > before:
                 return None
+            rights.check(config, "forget", name)
             _check(config, name, about.state, state, record)
             if dry_run:
                 return replace(about, bytes=size)

@@ -28,9 +28,11 @@ from ..config import Config
 from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..errors import CriuctlError, NoSuchCheckpoint, RestoreFailed, SessionGone, UsageError
+from ..host import rights
 from ..host.group_member import RestoredMember
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
+from ..host.rights import roles_of
 from ..report import Reporter
 from ..restore import template
 from ..restore.outcome import RestoreResult, warn_of_generators
@@ -41,7 +43,7 @@ from ..restore.story import restore
 from ..session.launch.daemon import WarmHolders
 from ..session.names import valid_name
 from ..store import open_store
-from . import fork_workspaces, inspect, kill, sessions
+from . import acting, fork_workspaces, inspect, kill, sessions
 from .forget import forget
 from .scheduling import batch
 
@@ -126,6 +128,8 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
         raise UsageError(f"{request.count} copies: from 1 to {MOST} can be made at once")
     _check_names(request)
     lives = _lives(config, ref)
+    if lives:
+        rights.check(config, "fork", ref)
     with ExitStack() as stack:
         warm = stack.enter_context(closing(WarmHolders())) if request.count > 1 else None
         checkpoint, frozen_ms = ref, None
@@ -139,6 +143,7 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
             checkpoint, frozen_ms = stored.manifest.id, stored.to_dict()["frozen_ms"]
             stack.enter_context(_unless_used(config, checkpoint, reporter))
         repository, manifest = _opened(config, checkpoint, stack)
+        rights.check(config, "fork", manifest.session.name, lambda: roles_of(manifest))
         names = _names(config, request, manifest.session.name)
         asked = _requests(request, manifest, names)
         folders = {str(a.new_name): a.relocation.new for a in asked if a.relocation is not None}
@@ -248,7 +253,8 @@ def _unless_used(config: Config, checkpoint: str, reporter: Reporter) -> Iterato
         yield
     except BaseException as error:
         try:
-            inspect.remove(config, [checkpoint], reporter=reporter)
+            with acting.undoing():
+                inspect.remove(config, [checkpoint], reporter=reporter)
         except CriuctlError as left:
             error.add_note(f"checkpoint {checkpoint} could not be removed: {left}")
         raise
@@ -346,14 +352,15 @@ def end_copies(
         if record is None or record.checkpoint not in checkpoints or not record.forked_from:
             continue
         try:
-            kill.kill(config, name, 0)
+            with acting.undoing():
+                kill.kill(config, name, 0)
         except CriuctlError as left:
             error.add_note(f"copy {name!r} could not be ended: {left}")
 
 
 def forget_copies(config: Config, names: Iterable[str]) -> None:
     """Remove what these copies, which do not run, have left of themselves on this host."""
-    with suppress(CriuctlError):
+    with suppress(CriuctlError), acting.undoing():
         if chosen := sorted(names):
             forget(config, chosen)
 

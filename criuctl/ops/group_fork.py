@@ -33,6 +33,7 @@ from ..restore import template
 from ..restore.outcome import warn_of_generators
 from ..restore.request import RestoreRequest
 from ..session.launch.daemon import WarmHolders
+from . import acting
 from .fork import LABEL, MOST, Fork, copied, end_copies, forget_copies, fork_of
 from .group_restore import restored, shared_buffers
 from .group_snapshot import snapshot_group
@@ -267,7 +268,8 @@ def _unless_used(config: Config, made: GroupCheckpoint, reporter: Reporter) -> I
         yield
     except BaseException as error:
         try:
-            kept = remove_group(config, made.ref, reporter=reporter).kept
+            with acting.undoing():
+                kept = remove_group(config, made.ref, reporter=reporter).kept
         except CriuctlError as left:
             error.add_note(f"group checkpoint {made.ref} could not be removed: {left}")
         else:

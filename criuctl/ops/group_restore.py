@@ -42,6 +42,7 @@ from ..restore.outcome import RestoreResult
 from ..restore.partners import Partners
 from ..restore.request import RestoreRequest
 from ..restore.story import restore
+from . import acting
 from .groups import described
 from .inspect import opened
 from .kill import kill
@@ -207,7 +208,8 @@ def _nothing_left(
     left = []
     for name in ran:
         try:
-            kill(config, name, 0)
+            with acting.undoing():
+                kill(config, name, 0)
         except CriuctlError as failure:
             left.append(f"{name} ({failure.message})")
     if left:

@@ -49,6 +49,7 @@ from ..host.registry import Registry, check_outside
 from ..host.stale_locks import forget_stale_locks
 from ..report import Reporter
 from ..store import open_store
+from . import acting
 from .groups import described, living, members
 from .inspect import opened, remove
 from .linked.meeting import Answers, Facts, Together
@@ -222,7 +223,7 @@ class _Snapshot(Struct, eq=False):
             return
         ids = [member.checkpoint for member in self.made.values()]
         left = list(self.made)
-        with suppress(CriuctlError):
+        with suppress(CriuctlError), acting.undoing():
             removals = remove(self.config, ids, reporter=self.reporter)
             left = [r.summary.session for r in removals if r.summary and r.error is not None]
         if left and isinstance(error, CriuctlError):

@@ -19,7 +19,7 @@ from ..errors import CriuctlError, DataError, NoSuchCheckpoint, NotFound, UsageE
 from ..host.group_label import LABEL
 from ..report import Reporter
 from ..session.names import check_name
-from .inspect import opened, remove
+from .inspect import check_right, opened, remove
 from .kill import kill
 from .sessions import sessions
 
@@ -136,6 +136,8 @@ def remove_group(config: Config, ref: str, *, reporter: Reporter) -> Removed:
     """Remove a group checkpoint, then those of its members that nothing else keeps."""
     with opened(config) as (_, repository):
         one = repository.groups.resolve(ref)
+        for member in one.members:
+            check_right(repository, "rm", repository.resolve(member.checkpoint))
         repository.groups.remove(one)
     reporter.step("group-removed")
     removals = remove(config, [m.checkpoint for m in one.members], reporter=reporter)

@@ -25,6 +25,7 @@ from ..errors import (
     CriuctlError,
     Damaged,
     DataError,
+    Forbidden,
     InvalidName,
     NoSuchCheckpoint,
     ObjectMissing,
@@ -32,9 +33,10 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..files import predicates
-from ..host import latest_checkpoints
+from ..host import latest_checkpoints, rights
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry, exclusive_session
+from ..host.rights import Roles, roles_of
 from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
@@ -247,6 +249,19 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
         return done
 
 
+def check_right(repository: Repository, operation: str, summary: CheckpointSummary) -> None:
+    """Raise `Forbidden` if the operator that asks may not do `operation` to this checkpoint."""
+
+    def stored() -> Roles:
+        try:
+            return roles_of(repository.manifest_at(summary.object))
+        except (DataError, NoSuchCheckpoint):
+            return ()  # damaged: it can only be removed
+
+    if summary.session:
+        rights.check(repository.config, operation, summary.session, stored)
+
+
 @contextmanager
 def reporting_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
     """Add the checkpoints that are already removed to an error that ends a removal of several."""
@@ -281,8 +296,9 @@ def remove_one(
     name = f"{summary.session}@{summary.number}" if summary.session else summary.id[:12]
     reporter.step(f"remove {name}", checkpoint=summary.id)
     try:
+        check_right(repository, "rm", summary)
         repository.remove(summary, newer_stays=newer_stays)
-    except Conflict as error:  # pinned
+    except (Conflict, Forbidden) as error:  # pinned, or of a session that the operator only sees
         return Removal(removal.ref, summary, error)
     known = registry.get(summary.session) if summary.session else None
     if known is not None and known.checkpoint == summary.id and known.lock_table:

@@ -14,7 +14,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..config import Config
-from ..errors import Conflict, NoSuchProcess, SessionGone, TimedOut
+from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone, TimedOut
+from ..host import rights
 from ..host.journal import events, operation_facts
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from ..proc import netfilter, socketfiles
@@ -38,6 +39,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     those of its original: no other record of them exists.
     """
     record = Registry(config).get(name)
+    rights.check(config, "kill", name, lambda: _stored_roles(config, record))
     own: set[str] = set()
     if record is not None and record.alive():
         from ..files import socket_names  # slow to import
@@ -49,6 +51,22 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
             with suppress(OSError):
                 os.unlink(path)
     return body
+
+
+def _stored_roles(config: Config, record: SessionRecord | None) -> rights.Roles:
+    """Return the roles in the session's newest checkpoint; none while its store cannot be read."""
+    if record is not None and record.checkpoint and record.store:
+        # stores are slow to import, and a session with a holder needs none
+        from ..checkpoint.repository import Repository
+        from ..store import open_store
+
+        with (
+            suppress(CriuctlError),
+            open_store(record.store, config) as store,
+            Repository.open(store, config) as repository,
+        ):
+            return rights.roles_of(repository.manifest(record.checkpoint))
+    return ()
 
 
 def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from ..dump.job import DumpRequest
 from ..dump.story import dump
 from ..dump.subject import session_for
 from ..errors import PreflightRefused
+from ..host import rights
 from ..host.journal import events
 from ..host.lost_homes import stopping
 from ..host.moves import Moves, Outgoing
@@ -110,16 +111,17 @@ def migrate(
     """
     began = time.monotonic()
     check_outside(config)
-    moves = Moves(config, Outgoing)
+    moves, registry = Moves(config, Outgoing), Registry(config)
     with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
-        _here(config, target)
+        root = _here(config, target).root
+        if (name := registry.held(root)) is not None:
+            rights.check(config, "migrate", name)
         reporter.step("reach", host=to)
         there = stack.enter_context(reach(config, to, reporter))
         reporter.step("examine")
         options = _travelling(config, target, options)
-        registry = Registry(config)
-        proofs = check_home(config, registry.find(_here(config, target).root), reporter)
+        proofs = check_home(config, registry.find(root), reporter)
         findings = _look(config, target, there, options)
         errors = [f for f in findings if f.level == "error"]
         if errors:

@@ -8,6 +8,7 @@ from typing import Any
 from ..config import Config
 from ..dump.after_commit import AfterCommit
 from ..errors import CriuctlError, NotFound, TimedOut
+from ..host import rights
 from ..host.journal import events, operation_facts
 from ..host.moves import Incoming, Moves, Outgoing
 from ..host.registry import exclusive_session
@@ -38,6 +39,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
         }
         stays = True
         try:
+            rights.check(config, "migrate --resolve", move.session)
             with exclusive_session(config, move.session):
                 stays = _stays(move)
                 answer |= {"outcome": "stays" if stays else "in-doubt"}

@@ -17,6 +17,7 @@ from ..errors import CommandFailed
 from ..proc import command
 from ..proc.child import Child
 from ..report import Reporter
+from ..session.client.caller import Operator, variables
 
 
 class OwnCommands:
@@ -28,15 +29,17 @@ class OwnCommands:
         self._children: set[Child] = set()
         self._ending = False
 
-    async def run(self, argv: Sequence[str]) -> tuple[Any, int]:
-        """Return a command's JSON and exit code; `CommandFailed` if it printed no JSON."""
+    async def run(self, argv: Sequence[str], operator: Operator | None) -> tuple[Any, int]:
+        """Return JSON and exit code of a command that runs on behalf of `operator`, or of this
+        server; `CommandFailed` if it printed no JSON.
+        """
         if self._ending:
             raise CommandFailed("the server is ending")
         with tempfile.TemporaryFile() as out:
             child = command.spawn(
                 [*self._program, "--json", *argv],
                 stdout=out.fileno(),
-                env=_environment(os.environ),
+                env=_environment(os.environ) | (variables(operator) if operator else {}),
                 new_session=True,
             )
             self._children.add(child)

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..config import Config
+from ..host import rights
 from ..host.journal import events, operation_facts
 from .authority import check_holder
 from .sessions import connect
@@ -37,6 +38,7 @@ def _steered(done: Steered) -> list[events.Facts]:
 @events.recorded("pause", _steered, about=operation_facts.of_session)
 def pause(config: Config, name: str) -> Steered:
     """Freeze every process."""
+    rights.check(config, "pause", name)
     with connect(config, name) as session:
         was = session.hello["status"]["state"]
         answer = session.pause()
@@ -46,6 +48,7 @@ def pause(config: Config, name: str) -> Steered:
 @events.recorded("halt", _steered, about=operation_facts.of_session)
 def halt(config: Config, name: str) -> Steered:
     """Freeze every process, drop input that no person typed, and let only persons write."""
+    rights.check(config, "halt", name)
     with connect(config, name) as session:
         was = session.hello["status"]["halted"]
         answer = session.halt()
@@ -60,6 +63,7 @@ def halt(config: Config, name: str) -> Steered:
 @events.recorded("resume", _steered, about=operation_facts.of_session)
 def resume(config: Config, name: str, *, agents_stay_out: bool = False) -> Steered:
     """Undo `pause` and `halt`; with `agents_stay_out`, agents and services only observe then."""
+    rights.check(config, "resume --agent-stays-out" if agents_stay_out else "resume", name)
     with connect(config, name, role="admin" if agents_stay_out else "write") as session:
         if agents_stay_out:
             check_holder(session, name)

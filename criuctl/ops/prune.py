@@ -40,7 +40,7 @@ from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..proc.threads import in_parallel
 from ..report import Reporter
 from ..store import open_store
-from .inspect import Removal, forget_gone, remove_one, reporting_removed
+from .inspect import Removal, check_right, forget_gone, remove_one, reporting_removed
 from .linked import pruning as linked
 
 _AT_ONCE = 8  # sessions
@@ -325,6 +325,8 @@ def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
     """
     with _opened(config) as repository:
         found = [repository.resolve(ref) if pinned else _pinned(repository, ref) for ref in refs]
+        for summary in found:
+            check_right(repository, "pin" if pinned else "unpin", summary)
         for summary in found:
             if pinned:
                 repository.catalog.pin(summary.id)

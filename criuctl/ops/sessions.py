@@ -22,6 +22,7 @@ from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import utc_text
 from ..session import names
+from ..session.client import caller
 from ..session.sessions import all_states, state_of
 from . import acting
 
@@ -47,7 +48,6 @@ def connect(
     `kind` is what this client is; None: what this command line is (`session.client.caller`).
     On behalf of an actor (`acting`), that one decides kind and operator, and limits the role.
     """
-    from ..session.client import caller
     from ..session.client.session import Session
 
     actor = acting.current()
@@ -71,7 +71,7 @@ def connect(
     try:
         if actor is not None:
             return actor.connect(name, role, resume, open_)
-        return open_(role, resume)
+        return open_(caller.capped(role), resume)
     except SessionGone as error:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:

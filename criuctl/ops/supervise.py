@@ -44,7 +44,7 @@ from ..errors import (
     StoreError,
     StoreNotInitialised,
 )
-from ..host import fencing, lost_homes
+from ..host import fencing, lost_homes, rights
 from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import moment
 from ..host.registry import SessionRecord, check_outside, exclusive
@@ -73,6 +73,7 @@ def supervise(
     """
     settings.check()
     check_outside(config, begins=True)
+    rights.check(config, "supervise", name)
     return Supervisor(Post(config, name, settings, reporter=reporter, tell=tell)).run()
 
 

@@ -45,10 +45,11 @@ from ..errors import (
     UsageError,
     WrongKey,
 )
-from ..host import latest_checkpoints
+from ..host import latest_checkpoints, rights
 from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import Latest
 from ..host.registry import check_name
+from ..host.rights import roles_of
 from ..proc.procfs import available_memory
 from ..quoting import quoted
 from ..report import Reporter
@@ -149,6 +150,7 @@ def export(
         reporter.step("resolve", ref=ref)
         summary = repository.resolve(ref)
         manifest = repository.manifest_at(summary.object)
+        rights.check(config, "export", manifest.session.name, lambda: roles_of(manifest))
         origin = {
             "store": repository.id,
             "session": manifest.session.name,

@@ -32,11 +32,12 @@ from ..errors import (
     TerminalTaken,
 )
 from ..hooks import Hooks
-from ..host import hook_facts, inside_report, latest_checkpoints
+from ..host import hook_facts, inside_report, latest_checkpoints, rights
 from ..host.failures.command_failures import reraised_as
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
+from ..host.rights import roles_of
 from ..host.stale_locks import forget_stale_locks
 from ..namespaces.network_choice import is_new
 from ..report import RECORDED, Reporter, summarised
@@ -78,6 +79,13 @@ def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.
         "take_over": request.take_over,
     }
     return events.reference(positional, asked | {"held": arguments.get("held")})
+
+
+def _right(request: RestoreRequest) -> str:
+    """Return the restore's operation in the table of rights."""
+    if request.dry_run:
+        return "restore --dry-run"
+    return "trial" if request.alone else "restore --as" if request.copy else "restore"
 
 
 def _tried_again(operation: Callable[P, R]) -> Callable[P, R]:
@@ -141,6 +149,8 @@ def restore(
         if request.relocation is not None:
             found = replace(found, manifest=request.relocation.manifest(found.manifest))
         manifest = found.manifest
+        if not received:  # the host that sends it has decided
+            rights.check(config, _right(request), manifest.session.name, lambda: roles_of(manifest))
         hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
             stack.enter_context(hooks.on_failure("restore-failed"))

@@ -17,10 +17,11 @@ from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from ..config import Config
-from ..errors import Forbidden, NotFound, SessionGone, UsageError
+from ..errors import NotFound, SessionGone, UsageError
 from ..ops import sessions
 from ..ops.acting import Open, Resume, acting
 from ..session.client.session import Session as Connection
+from ..session.roles import lower
 from ..session.sessions import state_of
 
 Kind = Literal["human", "agent", "service"]
@@ -44,7 +45,7 @@ class Operator:
 
     def capped(self, role: str) -> str:
         """Return `role`, or this operator's if that is lower."""
-        return min(role, self.role, key=_ROLES.index)
+        return lower(role, self.role)
 
     def connect(self, session: str, role: str, resume: Resume, open_: Open) -> Connection:
         """Return a connection to the session, for `ops.sessions.connect`.
@@ -78,13 +79,6 @@ class Operator:
             raise NotFound(
                 f"session {self.session!r} has ended, and another one has its name",
                 hint="Session.connect() connects to that.",
-            )
-
-    def need_admin(self, what: str) -> None:
-        """Raise `Forbidden` unless the role allows what only an admin may do."""
-        if self.role != "admin":
-            raise Forbidden(
-                f"the role {self.role!r} does not allow {what}", hint='Connect with role="admin".'
             )
 
 

@@ -154,7 +154,8 @@ class Session(Terminal):
             "take_over": take_over,
             "force": force,
         }
-        body = worker.perform("restore", settings, ref=ref, request=request)
+        with acting(Operator(settings, "", kind, operator, role)):
+            body = worker.perform("restore", settings, ref=ref, request=request)
         session = cls(Operator(settings, body["session"], kind, operator, role))
         session.restored = body
         return session._begin()
@@ -192,7 +193,6 @@ class Session(Terminal):
         A checkpointed session is given up; its checkpoints stay.
         """
         operator = self._operator
-        operator.need_admin("ending the session")
         operator.check_same()
         with acting(operator):
             return kill.kill(operator.config, self.name, grace)
@@ -204,9 +204,9 @@ class Session(Terminal):
         Its checkpoints stay. `Conflict` if it runs or can come back from one.
         """
         operator = self._operator
-        operator.need_admin("forgetting the session")
         operator.check_same()
-        [done] = forget.forget(operator.config, [self.name])
+        with acting(operator):
+            [done] = forget.forget(operator.config, [self.name])
         if done.error is not None:
             raise done.error
 
@@ -261,9 +261,9 @@ class Session(Terminal):
 
     def _dump(self, request: Mapping[str, Any]) -> Checkpoint:
         operator = self._operator
-        operator.need_admin("a checkpoint")
         operator.check_same()
-        body = worker.perform("dump", operator.config, target=self.name, request=request)
+        with acting(operator):
+            body = worker.perform("dump", operator.config, target=self.name, request=request)
         return Checkpoint.of_dump(body)
 
     def checkpoints(self) -> Sequence[Checkpoint]:
@@ -299,7 +299,6 @@ class Session(Terminal):
         each works in a copy of the workspace; after `ttl` seconds each is ended.
         """
         operator = self._operator
-        operator.need_admin("copies of the session")
         operator.check_same()
         how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
         return self._forked(operator, self.name, count, how)
@@ -335,7 +334,8 @@ class Session(Terminal):
         cls, caller: Operator, ref: str, count: int, how: Mapping[str, Any]
     ) -> Sequence[Self]:
         request = {"count": count, "whole": True, **how}
-        body = worker.perform("fork", caller.config, ref=ref, request=request)
+        with acting(caller):
+            body = worker.perform("fork", caller.config, ref=ref, request=request)
         made: list[Self] = []
         for one in body["forks"]:
             copy = cls(
@@ -364,7 +364,6 @@ class Session(Terminal):
         object's calls raise `SessionGone`.
         """
         operator = self._operator
-        operator.need_admin("moving the session")
         operator.check_same()
         options = {
             "with_files": _paths(with_files),
@@ -374,9 +373,10 @@ class Session(Terminal):
             "lazy": lazy,
             "max_freeze": max_freeze,
         }
-        return worker.perform(
-            "migrate", operator.config, target=self.name, host=host, options=options
-        )
+        with acting(operator):
+            return worker.perform(
+                "migrate", operator.config, target=self.name, host=host, options=options
+            )
 
     # -- steps ------------------------------------------------------------------------------------
 

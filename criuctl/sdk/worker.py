@@ -6,7 +6,8 @@ So another process, `worker_process`, does the work. It is started once, when th
 opened by an administrator, imports what the operations need, and forks for each of them: an
 operation costs no start of an interpreter, and several can be under way.
 
-It gets this process's environment, current folder and umask with each request. It ends when this
+It gets this process's environment, with the operator that asks, current folder and umask with each
+request. It ends when this
 process does, however that ends: operations that are under way are then interrupted as by ``^C``,
 and undone.
 """
@@ -32,6 +33,7 @@ from ..proc.child import Child
 from ..proc.forked import Ended
 from ..proc.procfs import umask
 from ..report import Reporter
+from ..session.client import caller
 
 _PROGRAM = "criuctl.sdk.worker_process"
 
@@ -103,11 +105,12 @@ def perform(operation: str, config: Config, **arguments: Any) -> dict[str, Any]:
     An exception that comes meanwhile (``^C``) interrupts the operation, and is raised when that has
     cleaned up.
     """
+    actor = caller.current()
     request = {
         "operation": operation,
         "config": msgspec.to_builtins(config),
         "arguments": arguments,
-        "environment": dict(os.environ),
+        "environment": dict(os.environ) | ({} if actor is None else caller.variables(actor)),
         "cwd": _here(),
         "umask": umask(),
     }

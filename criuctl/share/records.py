@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from ..errors import NotFound
+from ..host import rights
 from ..proc.folders import make_private
 from ..proc.ownership import check_own
 from ..proc.tree import ProcessIdentity
@@ -156,6 +157,7 @@ def revoke(config: Config, identifier: str) -> Share:
     share = find(config, identifier)
     if share.ended:
         return share
+    rights.check(config, "share revoke", share.session)
     try:
         pidfd = os.pidfd_open(share.pid)
     except OSError:

@@ -24,6 +24,7 @@ from ..errors import (
     UntrustedPath,
     UsageError,
 )
+from ..host import rights
 from ..ops.sessions import connect
 from ..proc import command
 from ..session.launch import daemon
@@ -75,6 +76,7 @@ def start(
             f"this runs inside session {around!r}, and the share's process would be a part of it",
             hint="Run it from outside of any session.",
         )
+    rights.check(config, f"share open --role {role}", session)
     host = ssh.Host.parse(via, config)
     with connect(config, session, role="observe") as there:
         status = there.hello["status"]

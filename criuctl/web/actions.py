@@ -17,12 +17,14 @@ from aiohttp import web
 
 from ..errors import Forbidden, NotFound, UsageError
 from ..ops import pause
+from ..ops.acting import Direct, acting
 from ..ops.own_commands import OwnCommands
 from ..session.names import check_name
 from .views import Desk
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _MOST = 64 << 10  # bytes of a request
+_PERSON = Direct("human")
 
 Fields = Mapping[str, Any]
 
@@ -51,7 +53,8 @@ class Actions:
             raise UsageError("no such action")
         argv = _COMMANDS[action](fields)
         try:
-            body, code = await self._commands.run(argv)
+            # the program of a new session would inherit the operator
+            body, code = await self._commands.run(argv, None if action == "run" else _PERSON)
         finally:
             self._desk.forget_listing()
         if code not in (0, 11):
@@ -59,7 +62,8 @@ class Actions:
         return web.json_response(body | {"exit_code": code})
 
     def _steer(self, action: str, name: str) -> dict[str, Any]:
-        done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
+        with acting(_PERSON):
+            done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
         return {"session": name, "state": done.state}
 
     async def close(self) -> None:

@@ -29,7 +29,9 @@ from ..text import plural, printable
 @pass_app
 def role(app: App, name: str, operator: str, role: str) -> int:
     """Set the role that an operator has at most in a session, at once and for its later
-    connections: observe reads, write types and pauses as well, admin may do everything. A NAME
+    connections: observe reads; write types, pauses, and makes snapshots and copies as well; admin
+    may do everything, such as dump, migrate, kill and rm. That holds for the command line, the
+    Python API, MCP, ACP, the page and shares alike, also while the session is checkpointed. A NAME
     without a kind means the agent and the service of that name, not the human. What is set for one
     name goes before what is set for *; setting * replaces what was set for single names of that
     kind. criuctl's own services, which dump, restore and supervise, are limited only by name.

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from ...errors import CriuctlError, UsageError
 from ...host.journal.worst_exit_code import worst
+from ...session.client import caller
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..descriptions import insistent
@@ -210,12 +211,16 @@ def add(
         },
     )
     variables = {_STATE: os.path.abspath(app.config.state_dir)} if os.environ.get(_STATE) else {}
+    # the runs may do what their maker may do
+    variables |= {caller.KIND: caller.kind(), caller.NAME: caller.name()}
     made = schedules.add(
         app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables
     )
     # damage of another schedule must not make this command fail
     (body,) = schedules.listed(app.config, [made.name])
-    unseen = sorted(v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v != _STATE)
+    unseen = sorted(
+        v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v not in variables
+    )
     if unseen and not app.quiet:
         tell(
             "criuctl: warning: the schedule's runs will not see what is set here: "

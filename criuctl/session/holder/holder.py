@@ -203,7 +203,7 @@ class Holder:
             self.echoes,
         )
         self.checkpointing.status = self.report.known
-        self.checkpointing.save = self.report.write
+        self.checkpointing.save = self.leasing.save = self.report.write
         self.checkpointing.shell = self.commanding.state
         self.checkpointing.inside = self.inside.taken
         self.checkpointing.on_stored = self.asked.stored

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .audit_log import AuditWriter
@@ -25,6 +26,7 @@ class Leasing:
     ) -> None:
         self._loop, self._session, self._events, self._audit = loop, session, events, audit
         self.authority = Authority()
+        self.save: Callable[[], None] = lambda: None  # writes the state file
         self._timer: Timer | None = None
 
     def current(self) -> dict[str, Any] | None:
@@ -78,7 +80,9 @@ class Leasing:
     def limit(self, kind: str, name: str, role: str | None, by: Operator) -> None:
         """Set the highest role of (kind, name); an operator that may not write loses the lease."""
         self._audit.record("set-role", by, of={"kind": kind, "name": name}, role=role)
-        for operator in self.authority.set_ceiling(kind, name, role):
+        limited = self.authority.set_ceiling(kind, name, role)
+        self.save()
+        for operator in limited:
             self._events.emit("operator", **operator.who(), role=operator.role, how="role")
             if not operator.may("write"):
                 self.withdraw("take", by, operator)

@@ -17,7 +17,8 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..protocol import ANY, DEFAULT_TTL, MAX_HOLD, MAX_TTL, OWN, ROLES
+from ..protocol import ANY, DEFAULT_TTL, MAX_HOLD, MAX_TTL, ROLES
+from ..roles import ceiling, lower
 
 QUIET = 1.0  # seconds without typing after which another operator may take a soft lease
 
@@ -128,11 +129,7 @@ class Authority:
         return changed
 
     def _capped(self, kind: str, name: str, role: str) -> str:
-        # Dumps, restores and supervision go on when all other services are limited.
-        own = kind == "service" and name.startswith(OWN)
-        general = "admin" if own else self.ceilings.get((kind, ANY), "admin")
-        ceiling = self.ceilings.get((kind, name), general)
-        return min(role, ceiling, key=ROLES.index)
+        return lower(role, ceiling(self.ceilings, kind, name))
 
     # -- the lease --------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ _LONGEST = 32 << 10  # characters of a command that are reported: a frame must h
 _IN_STATE_FILE = (
     *("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal"),
     *("since", "created", "reason", "command", "labels", "checkpoint", "moved_to", "home"),
-    *("rows", "cols", "input_offset", "echoes"),
+    *("rows", "cols", "input_offset", "echoes", "roles"),
 )
 _OUTSIDE_SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL)
 

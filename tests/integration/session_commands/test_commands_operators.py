@@ -15,6 +15,7 @@ from criuctl.session.client.session import Session
 pytestmark = pytest.mark.integration
 
 HUMAN = {"CRIUCTL_KIND": "human"}
+FORBIDDEN = 10
 BOT = {"CRIUCTL_KIND": "agent", "CRIUCTL_OPERATOR": "bot"}
 WAITS = "while read line; do until [ -e {go} ]; do sleep 0.02; done; printf '{said}\\n'; done"
 
@@ -94,9 +95,10 @@ def test_agents_stay_out_until_a_human_says_otherwise(operators: Operators) -> N
         assert code(operators, env, "role", "work", "bot", "admin") == 10
     assert typing(operators, HUMAN) == 0
     operators("lease", "yield", "work", env=HUMAN)
-    operators("dump", "work")
+    assert operators("dump", "work", check=False)["exit_code"] == FORBIDDEN  # a script, too
+    operators("dump", "work", env=HUMAN)
     operators("kill", "work", env=HUMAN)  # its holder ends: the roles are in the checkpoint
-    operators("restore", "work")
+    operators("restore", "work", env=HUMAN)
     assert typing(operators, BOT) == 10
     given = operators("role", "work", "bot", "write", env=HUMAN)
     assert [one["kind"] for one in given["operators"]] == ["agent", "service"]

@@ -15,7 +15,7 @@ import criuctl
 from criuctl import sdk
 from criuctl.cli import topics
 from criuctl.config import Config
-from criuctl.errors import CriuctlError, Forbidden, UsageError
+from criuctl.errors import CriuctlError, UsageError
 from criuctl.sdk import AsyncCommand, AsyncLease, AsyncSession, Command, Group, Lease, Session
 from criuctl.sdk.operator import Operator
 
@@ -91,5 +91,3 @@ def test_an_operator_that_cannot_be() -> None:
             Operator(config, "work", kind, "", role)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         Session.connect("work")  # type: ignore[call-arg]
-    with pytest.raises(Forbidden):
-        Operator(config, "work", "agent", "", "write").need_admin("it")
