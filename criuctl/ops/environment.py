@@ -1,4 +1,5 @@
-"""The environment that a session inherits: its caller's, without criuctl's own secrets.
+"""The environment that a session inherits: its caller's, without criuctl's own secrets and without
+the variables of the terminal that criuctl was started in.
 
 The environment of a process is in its memory, so a session's environment is in every checkpoint of
 it, readable for each holder of the store's key and for each process that runs as the session's
@@ -31,6 +32,16 @@ _PLAIN = frozenset(
 # Kind and name of an operator; what runs in a session is not the person that has started it.
 _OPERATOR, _KIND = f"{_PREFIX}OPERATOR", f"{_PREFIX}KIND"
 _AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
+# Where criuctl was started: a window or a pane that is not the session's terminal.
+_ELSEWHERE = frozenset(
+    (
+        *("COLUMNS", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "ITERM_SESSION_ID"),
+        *("KITTY_LISTEN_ON", "KITTY_PID", "KITTY_WINDOW_ID", "KONSOLE_DBUS_SESSION", "LINES"),
+        *("KONSOLE_DBUS_SERVICE", "KONSOLE_DBUS_WINDOW", "SSH_TTY", "STY", "TERMCAP"),
+        *("TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WEZTERM_PANE", "WEZTERM_UNIX_SOCKET"),
+        *("WINDOW", "WINDOWID", "WT_SESSION", "ZELLIJ", "ZELLIJ_PANE_ID", "ZELLIJ_SESSION_NAME"),
+    )
+)
 _TERMINAL = "xterm-256color"  # what `session.screen` understands
 _NO_TERMINAL = frozenset(("", "dumb", "unknown"))  # as cron, units and editors have it
 
@@ -50,7 +61,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _may_have(name: str, value: str) -> bool:
     if not name.startswith(_PREFIX):
-        return True
+        return name not in _ELSEWHERE
     field = name.removeprefix(_PREFIX).lower()
     default = getattr(_DEFAULTS, field, None)
     plain = field in _PLAIN or isinstance(default, int | float) or name == _OPERATOR

@@ -405,7 +405,8 @@ class Attachment:
     # -- notices ----------------------------------------------------------------------------------
 
     def _notice(self, text: str, *, stay: bool = False) -> None:
-        """Show one line at the top of the screen, for a while or until the next.
+        """Show one line at the top of the screen, for a while or until the next; at the bottom if
+        the cursor was in the first line, as a new session's prompt is.
 
         Without a terminal it goes to standard error.
         """
@@ -414,7 +415,8 @@ class Attachment:
             say(text)
             return
         shown = f" {harmless(text)} "[: size[1]].encode("ascii", "replace")
-        self._terminal.put(b"\x1b7\x1b[?6l\x1b[1;1H\x1b[0;7m" + shown + b"\x1b[m\x1b8")
+        row = size[0] if self._shown.at_top else 1
+        self._terminal.put(b"\x1b7\x1b[?6l\x1b[%d;1H\x1b[0;7m" % row + shown + b"\x1b[m\x1b8")
         self._gap = False
         self._redraw_at = None if stay else time.monotonic() + _NOTICE
 

@@ -31,6 +31,7 @@ class ShownScreen:
         self._without_clipboard = WithoutClipboard()
         self.clipboard = True  # the output may set the clipboard of the terminal
         self._view: View | None = None  # only a part is shown
+        self.at_top = False  # the cursor was in the first line when the screen was drawn
         self.due: float | None = None  # when `update` is to be called
 
     @property
@@ -53,6 +54,7 @@ class ShownScreen:
         self._terminal.put(self._changes.undo() + RESET + drawing)
         self._changes.watch(drawing)
         self._without_clipboard = WithoutClipboard()  # what was held back is not needed
+        self.at_top = screen.cursor.y == 0
         self._view = View(screen) if self.too_small(status["rows"], status["cols"]) else None
         self.due = None
         return screen.end

@@ -81,7 +81,7 @@ def test_the_first_attach_names_the_detach_key(operators: Operators) -> None:
     window.send(b"\x1d")
     assert ended(window) == 0
     window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
-    window.expect(named)
+    window.expect(rb"\x1b\[24;1H[^\n]*" + named)  # not over the prompt in the first line
     window.send(b"\x1d")
     assert ended(window) == 0
     window = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
