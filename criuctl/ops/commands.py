@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import CriuctlError, SessionGone, TimedOut, WrongState
+from ..errors import CriuctlError, SessionGone, TimedOut, UsageError, WrongState
 from ..quoting import quoted
 from ..session.client import commands, typed_commands
 from ..session.client.commands import Cleaner, Followed, New
 from ..session.screen.plain_text import strip
-from .sessions import connect
+from .sessions import check_seconds, connect
 from .typing import writer
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ Show = Callable[[str, bytes], None]  # the stream: output, or stdout and stderr 
 _SETTLE, _LOOK = 3.0, 0.05  # seconds for a shell to come to its prompt; between two looks
 _BEGINS = 15.0  # seconds for a command to begin in the shell
 _STARTS = 60.0  # ... and next to the terminal
+_ACTIONS = ("leave", "interrupt", "kill")
 _SHELLS = ("bash", "zsh", "fish", "sh", "dash")
 _ENDS = 5.0  # seconds for a command that was interrupted, or killed, to end
 _TYPED = 60.0  # seconds for a command that is typed, unless the caller says another time
@@ -43,6 +44,12 @@ class Limits:
     silence: float | None = None  # without output
     action: str = "leave"  # leave, interrupt or kill
     begin: float = _STARTS  # until a new command has begun
+
+    def __post_init__(self) -> None:
+        for seconds in (self.timeout, self.silence):
+            check_seconds(seconds)
+        if self.action not in _ACTIONS:
+            raise UsageError(f"on a timeout: {self.action!r} is none of {', '.join(_ACTIONS)}")
 
 
 class _Output:
@@ -230,6 +237,11 @@ def _error(name: str, followed: Followed) -> CriuctlError | None:
             "printed."
         )
         return TimedOut(f"{followed.late}; {how}", hint=hint)
+    if followed.record.get("incomplete"):
+        return UsageError(
+            "the command is incomplete: the shell asked for the rest of it, and ran nothing",
+            hint="Is a quote, a bracket or a here-document left open?",
+        )
     if followed.state == commands.SHELL_DIED:
         return SessionGone(
             "the shell ended before the command did, or became another program",
@@ -381,6 +393,7 @@ def kill(
     show: Show | None = None,
 ) -> dict[str, Any]:
     """End a command: interrupt it, kill it after `grace` seconds; return it when it has ended."""
+    check_seconds(grace)
     with connect(config, name, role="write") as session:
         _check_version(session, name)
         commands.record_of(session, command_id)

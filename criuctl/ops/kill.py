@@ -24,7 +24,7 @@ from ..proc.tree import ProcessIdentity, read_process
 from ..session.holder.cgroup import existing
 from ..session.holder.processes import Tree
 from ..session.sessions import leftovers, state_of
-from .sessions import connect, ended_error, known_of
+from .sessions import check_seconds, connect, ended_error, known_of
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
 _DUMP_PATIENCE = 10.0  # seconds that a dump of the session may take to let go of it
@@ -38,6 +38,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     For a copy, the files of its unix sockets are removed too, which have their own names next to
     those of its original: no other record of them exists.
     """
+    check_seconds(grace)
     record = Registry(config).get(name)
     rights.check(config, "kill", name, lambda: _stored_roles(config, record))
     own: set[str] = set()

@@ -31,6 +31,7 @@ from .environment import credentials, for_terminal, inherited
 from .sessions import sessions
 
 SPAWNER = "criuctl.session.launch.spawn:spawn_session"
+_LARGEST = 10000  # rows or columns of a terminal, as of ``--size``
 _MAX_COPIES = 1000  # names that are tried for one command
 _CARRIED = (
     "the session has the store's credentials in its environment ({}), and so has each checkpoint "
@@ -92,6 +93,8 @@ def run(
     Raise `Conflict` when the name is taken or when this process runs inside a session, `NotFound`
     when there is no such command.
     """
+    if not all(0 < number < _LARGEST for number in size):
+        raise UsageError(f"a terminal cannot have {size[0]} rows and {size[1]} columns")
     folder, travelling = _folders(config, argv, cwd, workspace)
     variables = inherited(os.environ if env is None else env)
     variables = (for_terminal(variables) if detached else variables) | dict(more_env or {})

@@ -32,7 +32,7 @@ from ..session.screen.replay import replay
 from ..session.screen.replay_range import REPLAY, first_whole
 from ..session.screen.screen import Screen
 from .logs import kept_output, left_output
-from .sessions import connect, describe, ended_error
+from .sessions import check_seconds, connect, describe, ended_error
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -162,6 +162,7 @@ def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any]
 
 def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
     """Wait until the session has ended."""
+    check_seconds(timeout)
     try:
         session = connect(config, name, role="observe")
     except NotHeld:
@@ -233,6 +234,8 @@ def wait_idle(
     timeout: float | None,
 ) -> dict[str, Any]:
     """Wait until the session has printed nothing for `seconds`, or has ended."""
+    check_seconds(seconds)
+    check_seconds(timeout)
     try:
         connected = connect(config, name, role="observe")
     except SessionGone as gone:
@@ -260,6 +263,7 @@ def wait_match(
 
     A server gives its own `search`, of a pattern in a text, which takes a limited time.
     """
+    check_seconds(timeout)
     try:
         wanted = compiled(pattern)
     except re.error as error:
@@ -293,6 +297,7 @@ def wait_prompt(
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output
     beyond that offset.
     """
+    check_seconds(timeout)
 
     def met(status: dict[str, Any]) -> bool:
         foreground = status["foreground"] or {}
@@ -306,6 +311,7 @@ def wait_prompt(
 
 def wait_reading(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
     """Wait until a program in the foreground waits for input of the terminal, and return which."""
+    check_seconds(timeout)
 
     def met(status: dict[str, Any]) -> bool:
         return status["foreground"] is not None and bool(status["foreground"]["reading_tty"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone
+from ..errors import InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
 from ..host.registry import Registry, SessionRecord
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
@@ -28,6 +28,14 @@ from . import acting
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
+
+_MOST_SECONDS = 31536000.0
+
+
+def check_seconds(seconds: float | None) -> None:
+    """Raise `UsageError` for a time that is negative, or no number."""
+    if seconds is not None and not 0 <= seconds <= _MOST_SECONDS:
+        raise UsageError(f"{seconds!r} is no time: 0 s to a year can be waited")
 
 
 # -- talking

@@ -13,7 +13,7 @@ from ..errors import LeaseHeld, UsageError
 from ..session import protocol
 from ..session.client import caller, keys
 from . import acting
-from .sessions import connect
+from .sessions import check_seconds, connect
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -111,6 +111,7 @@ def type_parts(session: Session, parts: Sequence[Part], *, timeout: float) -> di
     data = b"".join(_bytes(way, value, status["modes"]) for way, value in parts)
     if not data:
         raise UsageError("nothing to send: the text is empty")
+    check_seconds(timeout)
     answer = session.send(data, timeout=timeout)
     return {
         "offset": answer.get("offset", status["offset"]),

@@ -50,7 +50,7 @@ def exit_status(body: dict[str, Any]) -> int:
             "criuctl exec work --timeout 60 --on-timeout kill -- make test",
         ),
     ],
-    exits=[3, 9, 10, 12],
+    exits=[2, 3, 9, 10, 12],
     see_also=["output", "wait", "kill", "send", "run"],
 )
 @name_argument
@@ -154,7 +154,10 @@ def exec_(
     another shell, behind ssh or sudo has none, and --force types to it.
 
     Output is that of the terminal, standard error included. A command that is interrupted, ends the
-    shell, or is late ends this too, with the output so far: with 130, 3, and 12.
+    shell, or is late ends this too, with the output so far: with 130, 3, and 12. One that is
+    incomplete, as with an open quote, is not run: 2. What is killed (--on-timeout kill, criuctl
+    kill --command) ends with all that it has started, also in the background; what had become a
+    daemon before, with a session of its own and without a parent, stays.
 
     With --new the command is a process of its own in the session: in its namespaces, with standard
     output and error of its own, dumped and restored with it. It needs no prompt and no terminal,

@@ -40,6 +40,7 @@ class Command:
     started: float = 0.0
     ended: float | None = None
     shell: str = ""  # the kind of shell that runs it
+    incomplete: bool = False  # the shell waited for the rest of it, and was interrupted
     pid: int = 0  # of a new one, in the session's PID namespace
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of its streams, when last seen
     phase: str = ""  # the owner's; why it was discarded

@@ -27,6 +27,7 @@ from ...errors import CriuctlError
 from ...proc import foreground
 from ...proc.procfs import read_raw
 from ...proc.tree import ProcessIdentity
+from .command_end import Ending, below
 from .command_files import STREAMS, Files, open_files, without_hooks
 from .commands import INTERRUPTED, NEW, RUNNING, Command, Commands
 from .environment import SessionEnvironment
@@ -61,6 +62,7 @@ class NewCommands:
         self._foreground, self._commands = foreground, commands
         self._environment = environment
         self._files: dict[str, Files] = {}
+        self._endings: dict[str, Ending] = {}  # of the commands that are being killed
         self._timer: Timer | None = None
         self.is_dumped: Callable[[], bool] = lambda: False  # or about to be
         self.refused: list[str] = []  # what the kernel refuses to the session's programs
@@ -163,6 +165,9 @@ class NewCommands:
             os.close(files.pidfd)
             files.pidfd = -1
         self.look(command)
+        ending = self._endings.get(command.id)
+        if ending is not None and ending.left():
+            return
         if command.state == RUNNING and not self.is_dumped():
             self._commands.finish(command, None, self._size(command, "stdout"), INTERRUPTED)
             self._shrink()
@@ -170,7 +175,8 @@ class NewCommands:
     def look(self, command: Command) -> None:
         """Finish the command if its exit code is there."""
         files = self._files.get(command.id)
-        if files is None or command.state != RUNNING:
+        ending = self._endings.get(command.id)
+        if files is None or command.state != RUNNING or (ending is not None and ending.left()):
             return
         with suppress(OSError, ValueError):
             code = int(os.pread(files.code, 16, 0))
@@ -184,6 +190,7 @@ class NewCommands:
 
     def session_over(self) -> None:
         """The session has ended, and its commands with it."""
+        self._endings.clear()
         for command in self._commands.running(NEW):
             self.look(command)
             self._commands.finish(command, None, self._size(command, "stdout"), INTERRUPTED)
@@ -192,27 +199,39 @@ class NewCommands:
         """Ask a command to end, and after `grace` seconds kill it; None: interrupt it."""
         if command.state != RUNNING:
             return
-        self._signal(command, signal.SIGINT if grace is None else signal.SIGTERM)
-        if grace is not None:
-            self._loop.after(grace, lambda: self._kill(command))
+        if grace is not None and command.id not in self._endings:
+            ending = self._endings[command.id] = Ending(
+                self._loop,
+                self._tree,
+                lambda: self._processes(command),
+                runs=lambda: command.state == RUNNING and not self._has_code(command),
+                may_signal=lambda _hard: not self.is_dumped(),
+                over=lambda: self._all_ended(command),
+            )
+            ending.begin(grace)
+        number = signal.SIGINT if grace is None else signal.SIGTERM
+        self._tree.signal(number, self._processes(command))
 
-    def _kill(self, command: Command) -> None:
-        if command.state == RUNNING and command.id in self._files and not self.is_dumped():
-            self._signal(command, signal.SIGKILL)
-            self._loop.after(_LOOK, lambda: self._kill(command))
-
-    def _signal(self, command: Command, number: int) -> None:
-        """Signal the processes of a command, but not the one that waits for it."""
+    def _processes(self, command: Command) -> list[ProcessIdentity]:
+        """Return the processes of a command, but not the one that waits for it."""
         files = self._files.get(command.id)
         if files is None or files.process is None:
-            return
+            return []
         session = files.process.pid
-        inside = []
-        for identity in self._tree.members():
-            with suppress(ProcessLookupError):
-                if os.getsid(identity.pid) == session and identity.pid != session:
-                    inside.append(identity)
-        self._tree.signal(number, inside)
+        found = below(self._tree.members(), lambda one, _parent: os.getsid(one.pid) == session)
+        return [one for one in found if one.pid != session]
+
+    def _has_code(self, command: Command) -> bool:
+        files = self._files.get(command.id)
+        return files is None or os.fstat(files.code).st_size > 0
+
+    def _all_ended(self, command: Command) -> None:
+        """No process of a command that was killed is left."""
+        self._endings.pop(command.id, None)
+        self.look(command)
+        files = self._files.get(command.id)
+        if files is not None and files.pidfd < 0:
+            self._ended(command)
 
     # -- output -----------------------------------------------------------------------------------
 

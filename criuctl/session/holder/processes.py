@@ -121,7 +121,7 @@ class Tree:
             group = os.tcgetpgrp(master)
             if group <= 0:
                 return None
-            inside = _in_group(members, group)
+            inside = in_group(members, group)
             if number not in _TYPED:
                 return self.signal(number, inside)
             fcntl.ioctl(master, _TIOCSIG, number)  # the terminal signals its present group
@@ -337,7 +337,8 @@ def exit_code(status: int) -> tuple[int, int | None]:
     return (128 - code, -code) if code < 0 else (code, None)
 
 
-def _in_group(members: Iterable[ProcessIdentity], group: int) -> list[ProcessIdentity]:
+def in_group(members: Iterable[ProcessIdentity], group: int) -> list[ProcessIdentity]:
+    """Return those of `members` that are in a process group."""
     inside = []
     for identity in members:
         with suppress(ProcessLookupError):

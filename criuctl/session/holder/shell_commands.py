@@ -19,18 +19,22 @@ program in its place, leaves no mark: while a command runs the shell is looked a
 from __future__ import annotations
 
 import fcntl
+import os
 import shlex
 import signal
 import termios
+from contextlib import suppress
 from typing import Any
 
+from ...proc.tree import ProcessIdentity
 from ..screen.shell_marks import BEGIN, END, KEY, MORE, PROMPT, Mark
+from .command_end import Ending, of_shell
 from .commands import INTERRUPTED, RUNNING, SHELL, SHELL_DIED, Command, Commands
 from .event_loop import Loop
 from .foreground_report import ForegroundReport
 from .master import COMMAND, Chunk, Master
 from .operators import Refused
-from .processes import Tree
+from .processes import Tree, in_group
 
 ASKED, LOADED, BEGUN = "asked", "loaded", "begun"
 _KEY = b"\x1e"  # as `launch.shells` bind it
@@ -38,9 +42,7 @@ _END_OF_COMMAND = b"\x1f"
 _ANSWER = 3.0  # seconds for the shell to answer the key
 _BEGINS = 5.0  # seconds after which a command that has not begun is looked at
 _LOOK = 0.5  # seconds between two looks at whether the shell lives
-_KILL_LOOK = 0.2  # seconds between two signals to a command that is being killed
 _REST_LOOK = 0.1  # seconds between two interrupts of a shell that waits for the rest
-_MAX_KILLS = 50
 _LONGEST_LINE = 4000  # bytes that a terminal takes as one line
 _LONGEST = 256 << 10  # bytes of a command
 _TIOCSIG = 0x40045436
@@ -71,8 +73,11 @@ class ShellCommands:
         self._typed_at = 0  # where the output of the terminal's echo begins
         self._shell_pid = 0  # as the holder sees it
         self._watching = False
-        self._incomplete = False
         self._payload = b""  # what the hook is sent when it answers
+        # all processes when the current command was sent; None: not known since a restore
+        self._before: frozenset[ProcessIdentity] | None = None
+        self._ending: Ending | None = None  # of the current command
+        self._prompted: tuple[int | None, int, str] | None = None  # how it ended, once all is gone
 
     @property
     def current(self) -> Command | None:
@@ -95,7 +100,7 @@ class ShellCommands:
         lines = _typed_lines(data, self._master) if shell == "sh" else []
         command = self._commands.add(SHELL, words, by)
         command.shell, self._shell_pid = shell, report["pid"]
-        self._incomplete = False
+        self._before = frozenset(self._tree.members())
         self._master.reserve()
         if shell == "sh":
             command.phase, self._lines = LOADED, lines
@@ -160,7 +165,7 @@ class ShellCommands:
         command = self.current
         if mark.kind == KEY:
             self._answer_key(command)
-        elif command is None or command.phase == ASKED:
+        elif command is None or command.phase == ASKED or self._prompted is not None:
             return
         elif mark.kind == BEGIN:
             self._begin(command, mark.end)
@@ -173,7 +178,7 @@ class ShellCommands:
             command.end, command.exit_code = mark.start, mark.status
         elif mark.kind == PROMPT:
             end = mark.start if command.end is None else command.end
-            state = INTERRUPTED if self._incomplete or command.end is None else ""
+            state = INTERRUPTED if command.incomplete or command.end is None else ""
             self._finish(command, command.exit_code, end, state)
 
     def _answer_key(self, command: Command | None) -> None:
@@ -197,8 +202,8 @@ class ShellCommands:
         if self._lines:
             self._loop.soon(lambda: self._type_line(command.by))
             return
-        if not self._incomplete:
-            self._incomplete = True
+        if not command.incomplete:
+            command.incomplete = True
             self._loop.soon(lambda: self._interrupt_rest(command))
 
     def _interrupt_rest(self, command: Command) -> None:
@@ -240,12 +245,17 @@ class ShellCommands:
     def _finish(self, command: Command, code: int | None, end: int, state: str = "") -> None:
         self._lines = []
         self._master.release()
+        if self._ending is not None and self._ending.left():
+            self._prompted = code, end, state
+            return
+        self._ending = self._prompted = None
         self._commands.finish(command, code, end, state)
 
     # -- the end of the shell ---------------------------------------------------------------------
 
     def session_over(self) -> None:
         """The session has ended, and the shell with it."""
+        self._ending = None
         if (command := self.current) is not None:
             end = self._master.log.end if command.end is None else command.end
             self._finish(command, None, end, SHELL_DIED)
@@ -255,9 +265,12 @@ class ShellCommands:
         command = self.current
         if command is None:
             return
-        self._shell_pid = 0
+        self._shell_pid, self._before, self._ending = 0, None, None
         if command.phase == ASKED:
             self._unanswered(command)
+            return
+        if self._prompted is None and command.end is not None and self._foreground.at_prompt():
+            self._finish(command, command.exit_code, command.end)  # it was being killed
             return
         self._loop.after(_BEGINS, lambda: self._look_at_beginning(command))
         self._watch()
@@ -302,21 +315,44 @@ class ShellCommands:
         if command.phase == ASKED:
             self._unanswered(command)
         elif command.state == RUNNING:
+            if grace is not None:
+                self._ending = Ending(
+                    self._loop,
+                    self._tree,
+                    self._started,
+                    runs=lambda: command.state == RUNNING and self._prompted is None,
+                    may_signal=self._may_kill,
+                    over=lambda: self._ended(command),
+                )
+                self._ending.begin(grace)
             self._interrupt()
-            if grace is None:
-                return
-            self._loop.after(grace or _KILL_LOOK, lambda: self._kill(command, _MAX_KILLS))
 
-    def _kill(self, command: Command, left: int) -> None:
-        if command.state != RUNNING or self._master.fd < 0 or self._master.held or not left:
-            return
-        report = self._foreground.report()
+    def _started(self) -> list[ProcessIdentity]:
+        """Return the processes that the current command has started."""
+        members = self._tree.members()
+        others = [one for one in members if one.pid != self._shell_pid]
+        with suppress(OSError):
+            if self._before is not None:
+                return of_shell(members, self._shell_pid, self._before)
+            return in_group(others, os.tcgetpgrp(self._master.fd))
+        return []
+
+    def _may_kill(self, hard: bool) -> bool:
+        """Return whether the command may be signalled now; interrupt a loop of the shell itself if
+        the grace period is over.
+        """
+        if self._master.fd < 0 or self._master.held:
+            return False
+        report = self._foreground.report() if hard and self._prompted is None else None
         if report is not None and report["pid"] == self._shell_pid:
-            self._interrupt()  # a loop of the shell itself
-        else:
-            others = [one for one in self._tree.members() if one.pid != self._shell_pid]
-            self._tree.signal_foreground(self._master.fd, signal.SIGKILL, others)
-        self._loop.after(_KILL_LOOK, lambda: self._kill(command, left - 1))
+            self._interrupt()
+        return True
+
+    def _ended(self, command: Command) -> None:
+        """Report the end that waited for the rest of the command's processes."""
+        self._ending, prompted = None, self._prompted
+        if prompted is not None and command.state == RUNNING:
+            self._finish(command, *prompted)
 
 
 def _payload(shell: str, nonce: str, data: bytes) -> bytes:

@@ -31,9 +31,15 @@ def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
         "CRIUCTL_ANY_OTHER": "x",
         "CRIUCTL_SESSION": "outer",
         "CRIUCTL_SESSION_ID": "x",
+        "CRIUCTL_ROLE": "observe",
     }
     assert inherited(plain | private) == plain
     assert inherited({"CRIUCTL_KIND": "human"}) == {}  # what it runs is not the person
+
+
+def test_the_window_that_it_was_started_in_is_not_the_session_s() -> None:
+    window = dict.fromkeys(("TMUX", "TMUX_PANE", "STY", "WINDOWID", "LINES", "COLUMNS"), "1")
+    assert inherited(window | {"TERM": "tmux-256color"}) == {"TERM": "tmux-256color"}
 
 
 @pytest.mark.parametrize(
