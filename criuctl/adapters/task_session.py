@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ Beat = Callable[[int], None]
 """Takes the offset of the session's output: how much it has printed."""
 
 INTERVAL = 5.0  # seconds between two heartbeats
+_log = logging.getLogger(__name__)
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _PATIENCE = 10.0  # seconds for another attempt, which does the same at this moment
 _LOOK = 0.1
@@ -204,6 +206,11 @@ async def _wait_async(task: Task, found: Session | int, beat: Beat | None, inter
 
 
 def _report(beat: Beat | None, info: SessionInfo) -> None:
+    if info.state == "checkpointed":
+        _log.warning(
+            "session %s was checkpointed here, and its task waits: `criuctl restore %s`",
+            *(info.name, info.name),
+        )
     if beat is not None and "offset" in info.facts:  # it has ended without one
         beat(info.facts["offset"])
 

@@ -33,6 +33,7 @@ ANSWER = 40.0  # seconds until a call answers, whatever it waits for; clients gi
 _THREADS = 100  # calls that block at the same time
 _MOST_CLIENTS = 1000
 _OF_ERROR = ("code", "exit_code", "message", "hint")
+_COMMAND_LINE = re.compile(r"(^|[\s`])(--[a-z]|criuctl [a-z])")
 _SESSION_ID = "mcp-session-id"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -99,6 +100,8 @@ def as_tool_error(error: CriuctlError) -> ToolError:
     is marked as data; its message is then the sentence of its class.
     """
     body = _shown(error.to_dict())
+    if _COMMAND_LINE.search(body.get("hint", "")):
+        body["hint"] = ""  # a client has no command line
     shown = {key: body.pop(key) for key in _OF_ERROR if key in body}
     if body or isinstance(error, OperationFailed):
         body["message"] = shown.get("message", "")

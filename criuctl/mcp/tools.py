@@ -359,6 +359,12 @@ def add_tools(server: MCPServer[Service], role: str) -> None:
                 open_world_hint=not offered.reads,
             )
             server.add_tool(offered.function, name=name, annotations=hints)
+            tool = server._tool_manager.get_tool(name)
+            assert tool is not None
+            model = tool.fn_metadata.arg_model
+            model.model_config["extra"] = "forbid"  # the SDK ignores what it does not know
+            model.model_rebuild(force=True)
+            tool.parameters = model.model_json_schema(by_alias=True)
 
 
 async def _off(

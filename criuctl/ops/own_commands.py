@@ -29,7 +29,7 @@ class OwnCommands:
         self._children: set[Child] = set()
         self._ending = False
 
-    async def run(self, argv: Sequence[str], operator: Operator | None) -> tuple[Any, int]:
+    async def run(self, argv: Sequence[str], operator: Operator | None = None) -> tuple[Any, int]:
         """Return JSON and exit code of a command that runs on behalf of `operator`, or of this
         server; `CommandFailed` if it printed no JSON.
         """

@@ -181,3 +181,17 @@ def test_following_needs_a_session(operators: Operators) -> None:
         asyncio.run(task_session.follow(TASK))
     assert run(TASK, sh("exit 2")) == 2
     assert asyncio.run(task_session.follow(TASK)) == 2
+
+
+def test_a_session_that_was_dumped_here_is_waited_for_aloud(
+    operators: Operators, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(run, TASK, sh("read code; exit 7"), interval=0.2)
+        wait_until(lambda: bool(Session.list()), TIMEOUT, "it runs")
+        operators("dump", TASK.session)
+        said = f"criuctl restore {TASK.session}"
+        wait_until(lambda: said in caplog.text, TIMEOUT, "it says that it waits")
+        operators("restore", TASK.session)
+        operators("send", TASK.session, "--enter")
+        assert waits.result(TIMEOUT) == 7
