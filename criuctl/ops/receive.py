@@ -50,12 +50,18 @@ from ..transport.messages import unknown_verb
 from .moving import inbox, rendezvous
 from .moving.departure import settle_returned
 from .moving.inbox_part import OwnPart
-from .moving.incoming import Arrival, running_here
+from .moving.incoming import Arrival, listed, running_here
 from .moving.target_check import examine
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
 _PAUSE = 0.1  # seconds between two looks
+_NEEDED: Mapping[str, Mapping[str, Any]] = {  # arguments of the verbs, and their types
+    "examine": {"needs": dict, "clock": (int, float)},
+    "begin": dict.fromkeys(("id", "session", "session_id", "origin"), str),
+    "restore": {"checkpoint": str},
+    "settle": {"id": str, "word": str},
+}
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -143,6 +149,8 @@ class _Visit:
         verb = self._verbs.get(request.verb)
         if verb is None:
             raise unknown_verb(request)
+        for name, kind in _NEEDED.get(request.verb, {}).items():
+            request.argument(name, kind)
         return verb(request.arguments)
 
     # -- requests ----------------------------------------------------------------------------------
@@ -161,9 +169,9 @@ class _Visit:
             id=asked["id"],
             session=check_name(asked["session"]),
             session_id=check_id(asked["session_id"]),
-            origin=str(asked["origin"])[:200],
+            origin=asked["origin"][:200],
             writer=key.id.hex(),
-            leases=tuple(str(proof)[:64] for proof in list(asked.get("leases", ()))[:8]),
+            leases=tuple(str(proof)[:64] for proof in listed(asked, "leases")[:8]),
             receiver=_self(),
             boot_id=boot_id(),
         )

@@ -17,14 +17,12 @@ from aiohttp import web
 
 from ..errors import Forbidden, NotFound, UsageError
 from ..ops import pause
-from ..ops.acting import Direct, acting
 from ..ops.own_commands import OwnCommands
 from ..session.names import check_name
 from .views import Desk
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _MOST = 64 << 10  # bytes of a request
-_PERSON = Direct("human")
 
 Fields = Mapping[str, Any]
 
@@ -53,8 +51,7 @@ class Actions:
             raise UsageError("no such action")
         argv = _COMMANDS[action](fields)
         try:
-            # the program of a new session would inherit the operator
-            body, code = await self._commands.run(argv, None if action == "run" else _PERSON)
+            body, code = await self._commands.run(argv)
         finally:
             self._desk.forget_listing()
         if code not in (0, 11):
@@ -62,8 +59,7 @@ class Actions:
         return web.json_response(body | {"exit_code": code})
 
     def _steer(self, action: str, name: str) -> dict[str, Any]:
-        with acting(_PERSON):
-            done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
+        done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
         return {"session": name, "state": done.state}
 
     async def close(self) -> None:
@@ -120,8 +116,11 @@ async def _fields(request: web.Request) -> Fields:
         raise UsageError("the request is too large")
     try:
         fields = json.loads(await request.text())
-    except (ValueError, RecursionError):
+        json.dumps(fields, ensure_ascii=False).encode()  # no half characters
+    except (ValueError, RecursionError, LookupError):
         raise UsageError("the request is not JSON") from None
     if not isinstance(fields, dict):
         raise UsageError("the request is not a JSON object")
+    if any("\0" in value for value in fields.values() if isinstance(value, str)):
+        raise UsageError("a text of the request has a NUL")
     return fields

@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..proc.idle_connections import Waiting
 from .access import Handler, refusal
@@ -56,6 +57,8 @@ class Gate:
                     await request.read()
             except TimeoutError:
                 return refusal(408, "timeout", "the request did not come to its end")
+            except (HttpProcessingError, ClientPayloadError, ConnectionError):
+                return refusal(400, "body", "the request's body cannot be read")
             return await handler(request)
         finally:
             if not transport.is_closing():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from aiohttp import WSCloseCode, web
+from aiohttp import ClientPayloadError, WSCloseCode, web
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from ..config import Config
@@ -95,6 +97,7 @@ async def _serve(
     runner = web.AppRunner(
         application(desk, access, live, actions, gate, others),
         access_log=None,
+        logger=_logger(reporter),
         handle_signals=False,
         shutdown_timeout=_PATIENCE,
     )
@@ -123,6 +126,20 @@ async def _serve(
         for number in signals:
             with contextlib.suppress(ValueError):
                 loop.remove_signal_handler(number)
+
+
+def _logger(reporter: Reporter) -> logging.Logger:
+    """Return a logger for aiohttp: its bugs are warnings; a client's nonsense is not reported."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if not isinstance(error, HttpProcessingError | ClientPayloadError | ConnectionError):
+                reporter.warning(f"{record.getMessage()}: {error!r}")
+
+    logger = logging.getLogger("criuctl.web")
+    logger.handlers, logger.propagate = [Handler(logging.ERROR)], False
+    return logger
 
 
 def _shared(shares: Sequence[Invitation], desk: Desk) -> list[OtherHost]:

@@ -463,3 +463,25 @@ def test_the_lease_of_another_home_is_taken_only_with_its_store_s_key(
             Arrival(config, Reporter(), own, arrivals, move, part)._claim()
         head = leases.read_head(shared, ref.name)
         assert head is not None and (head.host == host_id(config)) == proves
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        *(("begin", {}), ("begin", {"id": 5, "session": ["x"], "session_id": None, "origin": {}})),
+        ("begin", {"id": "0" * 32, "session": 5, "session_id": "0" * 32, "origin": "x"}),
+        ("begin", {"id": "0" * 32, "session": "../x", "session_id": "0" * 32, "origin": "x"}),
+        *(("examine", {"needs": 5, "clock": "x"}), ("examine", {"needs": {}, "clock": []})),
+        *(("restore", {}), ("restore", {"checkpoint": {}}), ("settle", {"id": {}})),
+        *(("settle", {"id": "0" * 32}), ("settle", {"id": "0" * 32, "word": [], "writer": 5})),
+    ],
+)
+def test_requests_that_make_no_sense(
+    verb: str, arguments: dict[str, object], sources: Callable[[str], Source]
+) -> None:
+    """They are refused as the peer's fault, and the next one is answered."""
+    source = sources("fool")
+    with pytest.raises(CriuctlError) as refused:
+        source.link.ask(verb, arguments, timeout=60)
+    assert refused.value.exit_code != 1 and "bug" not in refused.value.message
+    source.begin("work", leases=5, arrived=[], more={})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import pytest
@@ -97,16 +98,18 @@ def test_a_checkpointed_session(limited: Operators, tmp_path: Path) -> None:
 
 def test_the_python_api(limited: Operators) -> None:
     calls: dict[str, Callable[[Session], Any]] = {
-        **{name: lambda s, name=name: getattr(s, name)() for name in ("dump", "snapshot", "fork")},
-        **{name: lambda s, name=name: getattr(s, name)() for name in ("kill", "pause", "halt")},
-        **{name: lambda s, name=name: getattr(s, name)() for name in ("resume", "forget")},
+        name: methodcaller(name)
+        for name in ("dump", "snapshot", "fork", "kill", "pause", "halt", "resume", "forget")
+    }
+    calls |= {
         "send": lambda s: s.send("x"),
         "exec": lambda s: s.exec("true"),
         "migrate": lambda s: s.migrate("ssh://127.0.0.1"),
         "restore": lambda s: Session.restore("work", as_name="other", operator="builder"),
         "fork_from": lambda s: Session.fork_from("work@1", operator="builder"),
     }
-    for who, role in (("builder", "admin"), ("another", "observe")):
+    allowed: dict[str, Literal["observe", "admin"]] = {"builder": "admin", "another": "observe"}
+    for who, role in allowed.items():
         with Session.connect("work", kind="agent", name=who, role=role) as session:
             for name, call in calls.items():
                 if who != "builder" and name in ("restore", "fork_from"):

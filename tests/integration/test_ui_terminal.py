@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,3 +63,22 @@ def test_every_line_is_seen_in_full(operators: Operators, browser: Browser, tmp_
                 assert rows["x"] + rows["width"] <= glass["x"] + glass["width"], font
                 assert _underscores(page) >= 1, font
                 page.get_by_role("button", name="Yield").click()
+
+
+def test_sequences_of_emoji_are_there_after_a_reload(
+    operators: Operators, browser: Browser, tmp_path: Path
+) -> None:
+    """The drawn screen sets the column after each: what the emulator put further was lost."""
+    lines = ("👨‍👩‍👧|family", "❤️|heart", "🇩🇪|flag", "👍🏽|thumb", "日本|wide")
+    operators.shell("web")
+    operators("exec", "web", "--", f"printf '%s\\n' {shlex.join(lines)}")
+    with (
+        serving(operators) as served,
+        looking(browser, tmp_path, color_scheme="dark", **DESK) as page,
+    ):
+        page.goto(served.url)
+        page.locator("[data-session=web]").click()
+        for _ in range(2):
+            for line in lines:
+                shows(page, line)
+            page.reload()

@@ -89,7 +89,7 @@ class Arrival:
             )
         self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
         self._addresses = [
-            described for described in asked.get("addresses", ()) if isinstance(described, dict)
+            described for described in listed(asked, "addresses") if isinstance(described, dict)
         ]
         self._move = self._moves.put(replace(self._move, checkpoint=checkpoint))
         self._begun = True  # so a thread that undoes it waits until `restore` is over
@@ -319,6 +319,12 @@ class Arrival:
         with self._state:
             self._result, self._error, self._over = result, error, True
             self._state.notify_all()
+
+
+def listed(asked: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the list that a request has under `name`; an empty one if it has none."""
+    value = asked.get(name)
+    return value if isinstance(value, list) else []
 
 
 def running_here(config: Config, move: Incoming) -> SessionRecord | None:

@@ -6,6 +6,7 @@ import { age } from "./format.js";
 import { DARK, LIGHT } from "./palette.js";
 import { Terminal } from "./vendor/xterm.mjs";
 import { FitAddon } from "./vendor/addon-fit.mjs";
+import { widths } from "./widths.js";
 
 const KEYS = [
   ["Esc", "\x1b"],
@@ -49,8 +50,9 @@ export function terminal(content, name, about, path = "") {
     disableStdin: about.read_only,
     minimumContrastRatio: 4.5,
     macOptionIsMeta: true,
-    allowProposedApi: false,
+    allowProposedApi: true, // of `unicode`
   });
+  widths(screen);
   const fit = new FitAddon();
   screen.loadAddon(fit);
 

@@ -343,5 +343,5 @@ def test_what_is_done_knows_what_the_server_was_started_with(
     monkeypatch.setenv("PATH", "/usr/bin")
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     actions = Actions(Desk(Config(state_dir=str(tmp_path))), [sys.executable, "-c", program])
-    body, code = asyncio.run(actions._commands.run(["restore"], None))
+    body, code = asyncio.run(actions._commands.run(["restore"]))
     assert (code, body["PGPASSWORD"]) == (0, "canary") and "/usr/sbin" in body["PATH"].split(":")
