@@ -33,14 +33,9 @@ _PLAIN = frozenset(
 _OPERATOR, _KIND = f"{_PREFIX}OPERATOR", f"{_PREFIX}KIND"
 _AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
 # Where criuctl was started: a window or a pane that is not the session's terminal.
-_ELSEWHERE = frozenset(
-    (
-        *("COLUMNS", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "ITERM_SESSION_ID"),
-        *("KITTY_LISTEN_ON", "KITTY_PID", "KITTY_WINDOW_ID", "KONSOLE_DBUS_SESSION", "LINES"),
-        *("KONSOLE_DBUS_SERVICE", "KONSOLE_DBUS_WINDOW", "SSH_TTY", "STY", "TERMCAP"),
-        *("TERM_SESSION_ID", "TMUX", "TMUX_PANE", "WEZTERM_PANE", "WEZTERM_UNIX_SOCKET"),
-        *("WINDOW", "WINDOWID", "WT_SESSION", "ZELLIJ", "ZELLIJ_PANE_ID", "ZELLIJ_SESSION_NAME"),
-    )
+_ELSEWHERE = re.compile(
+    r"TMUX(_PANE)?|STY|WINDOW(ID)?|SSH_TTY|TERMCAP|LINES|COLUMNS|TERM_SESSION_ID|WT_SESSION|"
+    r"(GNOME_TERMINAL|ITERM|KITTY|KONSOLE|WEZTERM|ZELLIJ)(_\w+)?"
 )
 _TERMINAL = "xterm-256color"  # what `session.screen` understands
 _NO_TERMINAL = frozenset(("", "dumb", "unknown"))  # as cron, units and editors have it
@@ -61,7 +56,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _may_have(name: str, value: str) -> bool:
     if not name.startswith(_PREFIX):
-        return name not in _ELSEWHERE
+        return not _ELSEWHERE.fullmatch(name)
     field = name.removeprefix(_PREFIX).lower()
     default = getattr(_DEFAULTS, field, None)
     plain = field in _PLAIN or isinstance(default, int | float) or name == _OPERATOR
