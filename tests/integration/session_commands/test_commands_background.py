@@ -61,6 +61,6 @@ def test_nothing_of_a_killed_command_is_left(operators: Operators, where: str, h
 def test_an_incomplete_command_says_so(operators: Operators, line: str) -> None:
     operators.shell("work")
     answer = operators("exec", "work", "--", line, check=False)
-    assert (answer["exit_code"], answer["error"]["code"]) == (2, "usage"), answer
+    assert (answer["error"]["exit_code"], answer["error"]["code"]) == (2, "usage"), answer
     assert "incomplete" in answer["error"]["message"]
     assert operators("exec", "work", "--", "echo next")["output"] == "next\n"

@@ -29,6 +29,7 @@ from criuctl.session.client.keyboard import DetachKey
 from criuctl.session.client.notices import restored_text
 from criuctl.session.client.remote import Remote
 from criuctl.session.client.session import Answer, Session
+from criuctl.session.client.shown_screen import ShownScreen
 from criuctl.session.client.typed_commands import Marks, command_line
 from criuctl.session.screen.asciicast import cast as recording
 from criuctl.session.screen.plain_text import strip
@@ -335,6 +336,7 @@ def test_what_others_are_called_is_no_control_sequence(
     attached = Attachment("s", lambda _resume: cast("Session", None), "C-]")
     terminal = SimpleNamespace(is_terminal=is_terminal, size=(24, 80, 0, 0), put=drawn.extend)
     attached._terminal = terminal  # type: ignore[assignment]
+    attached._shown = ShownScreen(attached._terminal)
     attached._notice(
         restored_text("s", 2, {"host": "evil\x1b]52;c;ZXZpbA==\x07\x9b2J\n", "created": "\ud800"})
     )
