@@ -74,7 +74,7 @@ def test_sequences_of_emoji_are_there_after_a_reload(
     operators("exec", "web", "--", f"printf '%s\\n' {shlex.join(lines)}")
     with (
         serving(operators) as served,
-        looking(browser, tmp_path, color_scheme="dark", **DESK) as page,
+        looking(browser, tmp_path, tolerated="503", color_scheme="dark", **DESK) as page,
     ):
         page.goto(served.url)
         page.locator("[data-session=web]").click()
