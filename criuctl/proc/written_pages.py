@@ -5,8 +5,8 @@ protects pages, and reports which of the protected ones were written to since: t
 the fault of such a write by itself. What is not registered counts as written: memory that was
 mapped or moved (mremap) since, that of a forked child, and of a new program (exec).
 
-One kind of write is not seen: that of a device to a page which was looked up before the page was
-protected. See `pins`.
+One kind of write is not seen: through a reference to the page that is older than the protection.
+See `criuctl.proc.kernel_writers`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from .descriptors import descriptors
-from .mappings import each_mapping
 from .memory import PAGE, guards, scans
 from .syscalls import USER_MODE_ONLY, address_of, moved, userfaultfd
 
@@ -41,9 +39,6 @@ _WP_ALLOWED, _WRITTEN, _PRESENT, _SWAPPED, _ZERO, _GUARD = (
     1 << 8,
 )
 _WP_MATCHING = 1
-
-_O_DIRECT = 0o40000
-_WRITING_DEVICES = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 Range = tuple[int, int]
 
@@ -191,23 +186,3 @@ def _scanned(
         if count < _REGIONS:
             return
         start = _REGION.unpack_from(regions, (count - 1) * _REGION.size)[1]
-
-
-def pins(pid: int) -> str:
-    """Return what this process has that may write to its memory past the page tables; "" for
-    nothing.
-
-    A page that a device writes to was looked up before. If it is protected only afterwards, that
-    write is not seen. A caller that asks after the protection and before it reads the pages misses
-    nothing that was open for as long as the write took.
-    """
-    if any(mapping.path == "/[aio]" for mapping in each_mapping(pid)):
-        return "asynchronous I/O"
-    for d in descriptors(pid):
-        if d.kind == "io_uring":
-            return "io_uring"
-        if d.kind == "device" and d.target.startswith(_WRITING_DEVICES):
-            return d.target
-        if d.flags & _O_DIRECT and d.kind in ("file", "device"):
-            return f"direct I/O (descriptor {d.fd})"
-    return ""

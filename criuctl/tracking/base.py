@@ -41,6 +41,11 @@ class Base(Struct, eq=False):
         uffd, task.uffd = task.uffd, -1
         return uffd
 
+    def code(self, identity: ProcessIdentity) -> int | None:
+        """Return the code of this process that was looked at (`userfault_code`)."""
+        task = self._of(identity)
+        return None if task is None else task.code
+
     def fill(self, task: Task, writer: CheckpointWriter) -> int:
         """Note where the pages of a process are stored; return how many bytes were found.
 
@@ -78,5 +83,5 @@ def kept_of(manifest: Manifest, repository: str, given: Mapping[int, tuple[Task,
         if image is None:
             os.close(uffd)
             continue
-        tasks.append(KeptTask(task.identity, image.entries, image.data, uffd))
+        tasks.append(KeptTask(task.identity, image.entries, image.data, task.code, uffd))
     return Kept(repository, manifest.id, tasks)

@@ -47,6 +47,7 @@ class KeptTask(Struct):
     identity: ProcessIdentity
     entries: StreamRef
     data: StreamRef
+    code: int  # see `userfault_code.code_of`
     uffd: int = -1
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +57,7 @@ class KeptTask(Struct):
             "start_time": self.identity.start_time,
             "entries": self.entries.to_dict(),
             "data": self.data.to_dict(),
+            "code": self.code,
         }
 
     @classmethod
@@ -65,6 +67,7 @@ class KeptTask(Struct):
             ProcessIdentity(int(value["pid"]), int(value["start_time"])),
             StreamRef.from_dict(value["entries"]),
             StreamRef.from_dict(value["data"]),
+            int(value["code"]),
         )
 
 

@@ -6,16 +6,14 @@ so the next round, or the look at the frozen tree, finds it. Of the frozen tree 
 contents is either still protected, and then it equals what was read, or it is read now.
 
 Tracked are large private anonymous mappings that hold no code, of processes that allow it
-(`userfault.take`) and have nothing that writes to memory past the page tables
-(`written_pages.pins`). All else counts as written and is left to CRIU: small and shared mappings,
-those of files, stacks, and what was mapped, moved, forked or executed since the last round.
+(`userfault.take`), have no code for a userfaultfd of their own (`userfault_code`), and have nothing
+that writes to memory past the page tables for long (`kernel_writers.pins`). All else counts as
+written and is left to CRIU: small and shared mappings, those of files, stacks, and what was mapped,
+moved, forked or executed since the last round.
 
-Order matters in a round: first pages are protected, then the process is asked for what could write
-past that, and only then they are read.
-
-Known limit: a write by process_vm_writev(2), ptrace(2) or direct I/O that has looked a page up
-before its protection, lasts longer than `_SETTLE`, and is gone from the descriptors of the process
-before `pins` looks, is missed.
+Order matters in a round: first pages are protected, then calls that could write to them without a
+mark are waited for (`kernel_writers.unfinished`), and only then the pages are read. Those that such
+a call may still write to are read when the tree is frozen, as calls have ended then.
 """
 
 from __future__ import annotations
@@ -32,21 +30,18 @@ from ..checkpoint.writer import CheckpointWriter, WriterStats
 from ..criu.memory_ahead import Cut, cut, joined
 from ..criu.pages import PAGE, WINDOW
 from ..errors import CriuctlError, NoSuchProcess
-from ..proc import userfault, written_pages
+from ..proc import kernel_writers, userfault, userfault_code, written_pages
 from ..proc.limits import free_descriptors
-from ..proc.mappings import Mapping as Mapped
 from ..proc.mappings import each_mapping
 from ..proc.memory import Run, TaskMemory
 from ..proc.tree import Process, read_tree
 from ..report import Reporter
 from .base import Base
+from .protection import pinned, protected, ranges_of, trackable
 from .rounds import Round
 from .task import Range, Task
 
-LEAST = WINDOW  # bytes of a mapping that is tracked
 _DESCRIPTORS = 3  # of a process that is tracked
-_SETTLE = 0.01  # seconds for calls that write to another process's memory to end
-_PATIENCE = 0.5  # seconds for direct I/O to end
 _ROUNDS = 8
 _SECONDS = 600.0
 _LITTLE = 1 << 20  # bytes of a round after which another one is not worth it
@@ -73,6 +68,8 @@ class TrackedMemory:
         self.dirty = 0  # bytes that were read of the frozen tree
         self.known = 0  # bytes that an earlier checkpoint has
         self.busy = False  # a process was left to CRIU because it writes too much
+        self._code: dict[int, int] = {}  # by our PID
+        self._files: dict[userfault_code.File, bool] = {}
         self._writer, self._root, self._reporter, self._base = writer, root, reporter, base
 
     def close(self) -> None:
@@ -106,7 +103,7 @@ class TrackedMemory:
         except OSError as error:  # no process for it could be started
             self.refused[self._root] = str(error)
         for pid in list(self.tasks):
-            if why := _pinned(pid):
+            if why := pinned(pid):
                 self._leave(pid, why)
 
     def read(self, *, step: str = "track", durable: bool = False) -> None:
@@ -154,8 +151,8 @@ class TrackedMemory:
         wanted: dict[int, tuple[Process, list[Range]]] = {}
         for process in read_tree(self._root):
             with suppress(CriuctlError):
-                ranges = [] if process.zombie else _ranges(process.pid)
-                if ranges:
+                ranges = [] if process.zombie else ranges_of(process.pid)
+                if ranges and self._quiet(process):
                     wanted[process.pid] = process, ranges
         if self._base is not None:
             self._continue(self._base, wanted)
@@ -178,7 +175,20 @@ class TrackedMemory:
                 self.refused[pid] = error.message
                 continue
             done = [one for one in ranges if written_pages.register(taken, *one)]
-            self.tasks[pid] = Task(process.identity, process.ns_pid, taken, memory, done)
+            self.tasks[pid] = Task(
+                process.identity, process.ns_pid, taken, memory, done, self._code[pid]
+            )
+
+    def _quiet(self, process: Process) -> bool:
+        """Return whether no code of this process asks for a userfaultfd of its own."""
+        pid = process.pid
+        self._code[pid] = userfault_code.code_of(pid)
+        if self._base is not None and self._base.code(process.identity) == self._code[pid]:
+            return True
+        if userfault_code.may_ask(pid, self._files):
+            self.refused[pid] = "its program may make a userfaultfd of its own"
+            return False
+        return True
 
     def _continue(self, base: Base, wanted: Mapping[int, tuple[Process, list[Range]]]) -> None:
         """Go on with the tracking of these processes where an earlier snapshot has left it."""
@@ -195,7 +205,9 @@ class TrackedMemory:
             if memory is None:
                 os.close(uffd)
                 continue
-            task = self.tasks[pid] = Task(process.identity, process.ns_pid, uffd, memory, done)
+            task = self.tasks[pid] = Task(
+                process.identity, process.ns_pid, uffd, memory, done, self._code[pid]
+            )
             self.known += base.fill(task, self._writer)
 
     def _round(self, *, first: bool) -> int:
@@ -203,16 +215,23 @@ class TrackedMemory:
         found: dict[int, list[Cut]] = {}
         for pid, task in list(self.tasks.items()):
             try:
-                found[pid] = list(cut(_protected(task, every=first and not task.based)))
+                found[pid] = list(cut(protected(task, every=first and not task.based)))
             except OSError as error:
                 self._leave(pid, str(error))
-        time.sleep(_SETTLE)
+        calls = kernel_writers.unfinished([pid for pid, windows in found.items() if windows])
         size = 0
         for pid, windows in found.items():
-            if why := _pinned(pid):
-                self._leave(pid, why)
+            task, why = self.tasks[pid], calls.processes.get(pid, "")
+            if (why_pinned := pinned(pid)) or (why and not task.read):
+                self._leave(pid, why_pinned or why)
+            elif why:
+                self.refused[pid] = f"what was written last was read frozen: {why}"
+                for window in windows:
+                    task.note(window.pieces, -1)
             else:
-                size += self._read(self.tasks[pid], windows, whole=first)
+                size += self._read(task, windows, whole=first)
+                for start, end in calls.ranges.get(pid, ()):
+                    task.doubt(start, end)
         return size
 
     def _leave_busy(self) -> None:
@@ -290,7 +309,7 @@ class TrackedMemory:
         pid = task.identity.pid
         found = [
             (max(start, low), min(end, high))
-            for low, high in ((m.start, m.end) for m in each_mapping(pid) if _trackable(m))
+            for low, high in ((m.start, m.end) for m in each_mapping(pid) if trackable(m))
             for start, end in task.ranges
             if start < high and low < end
         ]
@@ -359,74 +378,3 @@ def _filling(windows: Iterable[Cut], size: int) -> Iterator[list[Cut]]:
         total += window.size
     if held:
         yield held
-
-
-def _trackable(mapping: Mapped) -> bool:
-    """Return whether it is private anonymous memory without code, and nothing special."""
-    return (
-        not mapping.inode
-        and mapping.perms[2:] == "-p"
-        and (mapping.path in ("", "[heap]") or mapping.path.startswith("[anon:"))
-    )
-
-
-def _ranges(pid: int) -> list[Range]:
-    """Return the mappings of a process that are worth tracking."""
-    return [
-        (m.start, m.end)
-        for m in each_mapping(pid)
-        if m.size >= LEAST and "w" in m.perms and _trackable(m)
-    ]
-
-
-def _pinned(pid: int) -> str:
-    """Return what may write to the process's memory past its page tables; "" once there was a
-    moment without.
-
-    What was under way when the pages were protected has ended then.
-    """
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            why = written_pages.pins(pid)
-        except CriuctlError as error:
-            return error.message
-        if not why or time.monotonic() > until:
-            return why
-        time.sleep(0.001)
-
-
-def _protected(task: Task, *, every: bool) -> Iterator[Run]:
-    """Protect all pages, and yield those that were not; with `every` also those that were already,
-    by whatever was there before: Linux before 6.13 leaves the protection to memory that has moved.
-
-    Of a window that is stored in parts, yield all pages: it becomes one chunk again.
-    """
-    for start, end in task.ranges:
-        changed = list(written_pages.protect(task.memory.pagemap, start, end))
-        if every:
-            changed = [
-                (a.start, a.end) for a in written_pages.look(task.memory.pagemap, start, end)
-            ]
-        elif task.based:
-            changed = list(_whole(task, changed, start, end))
-        for low, high in changed:
-            yield Run(low, high, dirty=True)
-
-
-def _whole(task: Task, changed: Sequence[Range], start: int, end: int) -> Iterator[Range]:
-    done = start  # up to here everything was yielded that has to be
-    for low, high in changed:
-        for window in range(max(low, done) // WINDOW, (high - 1) // WINDOW + 1):
-            first = max(window * WINDOW, start, done)
-            last = min((window + 1) * WINDOW, end)
-            if first >= last:
-                continue
-            if task.whole(window):
-                if max(first, low) < min(last, high):
-                    yield max(first, low), min(last, high)
-                    done = min(last, high)
-            else:
-                for area in written_pages.look(task.memory.pagemap, first, last):
-                    yield area.start, area.end
-                done = last

@@ -28,6 +28,7 @@ class Task(Struct, eq=False):
     uffd: int
     memory: TaskMemory
     ranges: list[Range]  # registered, ascending
+    code: int = 0  # what it has, see `userfault_code.code_of`
     # what is not written to since an earlier checkpoint, is as it is stored there
     based: bool = False
     # number of a window -> number of each of its loose pages; -1: not known
@@ -77,6 +78,13 @@ class Task(Struct, eq=False):
         end = start + pages * PAGE
         for low, high in _windows(start, end):
             self.note([(low, high)], number + (low - start) // PAGE)
+
+    def doubt(self, start: int, end: int) -> None:
+        """Note that the pages of this range are not known."""
+        start, end = start // PAGE * PAGE, -(-end // PAGE) * PAGE
+        for window in [w for w in self.read if start < (w + 1) * WINDOW and w * WINDOW < end]:
+            low, high = max(start, window * WINDOW), min(end, (window + 1) * WINDOW)
+            self.note([(low, high)], _UNKNOWN)
 
     def whole(self, window: int) -> bool:
         """Return whether all known pages of a window follow each other in what is stored."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from support.keeper import wait_until
 
-from criuctl.proc import userfault, written_pages
+from criuctl.proc import kernel_writers, userfault, written_pages
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import TaskMemory
 
@@ -142,8 +142,8 @@ def test_direct_input_is_seen(start: Start) -> None:
     )
     said(process)
     assert said(process) == "open", "no direct I/O on the file system of the interpreter"
-    assert "direct I/O" in written_pages.pins(process.pid)
+    assert "direct I/O" in kernel_writers.pins(process.pid)
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
-    assert wait_until(lambda: written_pages.pins(process.pid) == "", 60, "it is closed")
+    assert wait_until(lambda: kernel_writers.pins(process.pid) == "", 60, "it is closed")
