@@ -16,7 +16,7 @@ from .keeper import wait_until
 from .zoo import Animal, Zoo
 
 CAMPAIGN = Path(__file__).parent.parent / "campaign"
-DELAY = 0.4  # seconds of a read of the slow file
+DELAY = 0.15  # seconds of a read of the slow file
 
 
 class Subject:
