@@ -50,9 +50,10 @@ from .mappings import each_mapping
 from .procfs import all_pids, all_tids, read_link, read_raw, read_status
 from .syscalls import KCMP_FILES, shares
 
-PATIENCE = 1.0  # seconds for calls to end
+PATIENCE = 2.0  # seconds for calls to end; more than enough, if the machine is not overloaded
 _PAUSES = (0.0005, 0.005)  # seconds between looks: first and longest
-_ENOUGH = 3  # clock ticks, of 10 ms, of processor time; 4 MiB are copied in less than one
+_ENOUGH = 0.01  # seconds of processor time; at most 4 MiB are copied between lookup and release
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x200000
 _CAP_SYS_PTRACE = 19
 
@@ -168,7 +169,7 @@ class _Suspects(Struct):
     pids: frozenset[int]
     ranges: dict[int, list[Range]] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)  # and why
-    ticks: dict[tuple[int, int], int] = field(default_factory=dict)  # when first seen to run
+    used: dict[tuple[int, int], float] = field(default_factory=dict)  # when first seen to run
     able: dict[int, bool] = field(default_factory=dict)  # other processes: may it write?
     targets: list[_Reach] = field(default_factory=list)
 
@@ -230,8 +231,8 @@ class _Suspects(Struct):
         fields = _stat(pid, tid)
         if int(fields[6]) & _KERNEL_THREAD or not self._able(pid):
             return ""
-        ticks = int(fields[11]) + int(fields[12])  # in the program and in the kernel
-        if ticks - self.ticks.setdefault((pid, tid), ticks) >= _ENOUGH:
+        used, error = _processor_time(pid, tid, fields)
+        if used - self.used.setdefault((pid, tid), used) >= _ENOUGH + error:
             return ""
         return f"thread {tid} of PID {pid} may be in a call that writes to its memory"
 
@@ -249,6 +250,16 @@ class _Suspects(Struct):
             reach = _Reach.of(pid)
             self.able[pid] = any(reach.covers(target) for target in self.targets)
         return self.able[pid]
+
+
+def _processor_time(pid: int, tid: int, stat: list[bytes]) -> tuple[float, float]:
+    """Return the seconds that a thread has run, and by how much a difference of two may be off."""
+    with suppress(FileNotFoundError):  # the kernel may have been built without
+        exact = int(read_raw(f"/proc/{pid}/task/{tid}/schedstat").split()[0])
+        if exact:
+            return exact / 1e9, 0.0
+    # In the program and in the kernel, each rounded down.
+    return (int(stat[11]) + int(stat[12])) * _TICK, 2 * _TICK
 
 
 def _copies(link: str) -> bool:

@@ -52,7 +52,7 @@ class Turn:
         """Snapshot it, end it and restore it, a few times."""
         for _ in range(self.dice.randint(1, 3)):
             report = None
-            for _ in range(self.dice.choice((1, 2, 3, 10))):
+            for _ in range(self.dice.choice((1, 1, 2, 2, 3, 10))):
                 report = self._snapshot(subject) or report
                 time.sleep(self.dice.random() / 2)
             if report is None or time.monotonic() > until:
