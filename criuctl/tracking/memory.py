@@ -63,7 +63,7 @@ class TrackedMemory:
     ) -> None:
         """`base`: the tracking since an earlier checkpoint."""
         self.tasks: dict[int, Task] = {}  # by our PID
-        self.refused: dict[int, str] = {}  # processes that are left to CRIU, and why
+        self.refused: dict[int, str] = {}  # what is left to the freeze, at least in part: why
         self.rounds: list[Round] = []
         self.dirty = 0  # bytes that were read of the frozen tree
         self.known = 0  # bytes that an earlier checkpoint has
@@ -231,7 +231,8 @@ class TrackedMemory:
             else:
                 size += self._read(task, windows, whole=first)
                 for start, end in calls.ranges.get(pid, ()):
-                    task.doubt(start, end)
+                    if task.doubt(start, end):
+                        self.refused[pid] = "what a call was reading into was read frozen"
         return size
 
     def _leave_busy(self) -> None:

@@ -79,12 +79,14 @@ class Task(Struct, eq=False):
         for low, high in _windows(start, end):
             self.note([(low, high)], number + (low - start) // PAGE)
 
-    def doubt(self, start: int, end: int) -> None:
-        """Note that the pages of this range are not known."""
+    def doubt(self, start: int, end: int) -> bool:
+        """Note that the pages of this range are not known; return whether any were."""
         start, end = start // PAGE * PAGE, -(-end // PAGE) * PAGE
-        for window in [w for w in self.read if start < (w + 1) * WINDOW and w * WINDOW < end]:
+        windows = [w for w in self.read if start < (w + 1) * WINDOW and w * WINDOW < end]
+        for window in windows:
             low, high = max(start, window * WINDOW), min(end, (window + 1) * WINDOW)
             self.note([(low, high)], _UNKNOWN)
+        return bool(windows)
 
     def whole(self, window: int) -> bool:
         """Return whether all known pages of a window follow each other in what is stored."""

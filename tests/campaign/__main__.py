@@ -45,8 +45,15 @@ class Wrong(Exception):
 class Turn:
     """One program, from its start to its end."""
 
-    def __init__(self, criuctl: Criuctl, zoo: Zoo, dice: random.Random, seen: Counter[str]) -> None:
-        self.criuctl, self.zoo, self.dice, self.seen = criuctl, zoo, dice, seen
+    def __init__(
+        self,
+        criuctl: Criuctl,
+        zoo: Zoo,
+        ways: list[str],
+        dice: random.Random,
+        seen: Counter[str],
+    ) -> None:
+        self.criuctl, self.zoo, self.ways, self.dice, self.seen = criuctl, zoo, ways, dice, seen
 
     def run(self, subject: Subject, until: float) -> None:
         """Snapshot it, end it and restore it, a few times."""
@@ -57,11 +64,12 @@ class Turn:
                 time.sleep(self.dice.random() / 2)
             if report is None or time.monotonic() > until:
                 return
-            if self.dice.random() < 0.3:
+            # In its PID namespace a copy has the PID of its original, for the other process, too.
+            if self.dice.random() < 0.3 and "other" not in self.ways:
                 self._copies(subject, report)
             if self.dice.random() < 0.3:
                 report = self._asked(subject, "dump", subject.animal.pid) or report
-            subject.animal.end()
+            subject.end()
             lazy = self.dice.random() < 0.4
             answer = self.criuctl(
                 "restore", report["checkpoint"], *(["--lazy"] if lazy else []), timeout=300
@@ -144,7 +152,7 @@ def turn(
     with written(zoo, home.path, ways, delay) as subject:
         if dice.random() < 0.25 and machine.limit(subject.animal.pid):
             seen["programs at the limit of their cgroup"] += 1
-        Turn(criuctl, zoo, dice, seen).run(subject, until)
+        Turn(criuctl, zoo, ways, dice, seen).run(subject, until)
     seen.update({f"way {way}": 1 for way in ways})
     return [home.path, home.run]
 

@@ -321,13 +321,17 @@ static void ask_other(struct lane *l, int cell) { /* the campaign's own process 
     for (int tries = 0; tries < 3; tries++) {
         uint64_t number = (uint64_t)time(0) << 20 | (rand_r(&dice) & 0xFFFFF), key = new_key();
         r->address = (uint64_t)cell_at(l, cell), r->key = key, r->pid = getpid();
+        __sync_synchronize();
         r->number = number;
-        for (int wait = 0; wait < 300; wait++, rest(1000))
+        /* Until it is done, or the campaign has taken it back, as at a restore. */
+        for (int wait = 0; wait < 20000 && r->number == number; wait++, rest(1000))
             if (r->done == number) {
                 settle(l, cell, key);
                 return rest(5000);
             }
     }
+    r->number = r->done;
+    rest(200000);
     by_store(l, cell); /* there is none */
 }
 

@@ -41,13 +41,14 @@ def test_what_a_call_was_writing_to_comes_back(
     with written(zoo, home.path, ways) as subject:
         for _ in range(2):
             (report,) = criuctl("snapshot", subject.animal.pid)
-        subject.animal.end()
+        subject.end()
         how = memory(criuctl, report)
         answer = criuctl("restore", report["checkpoint"])
         subject.animal = zoo.adopt(answer["pid"], subject.animal)
         subject.checks(1)
         if ways is SLOW:
             assert how["way"] == "tracked" and how["pages"]["read_running"], how
+            assert "read frozen" in how["why"]
 
 
 def test_a_program_registers_its_memory_as_if_nothing_tracked_it(

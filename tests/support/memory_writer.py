@@ -48,8 +48,16 @@ class Subject:
             timeout,
             f"each way goes on: {self.status()}",
         )
-        assert self.errors() == []
-        assert self.animal.alive()
+        assert self.errors() == [], self.errors()[:9]
+        assert self.animal.alive(), "it has ended"
+
+    def end(self) -> None:
+        """End the tree, and take back what it has asked of another process: what is restored asks
+        again.
+        """
+        self.animal.end()
+        with (self.folder / "requests").open("r+b") as file:
+            file.write(bytes(4096))
 
 
 def build(folder: Path) -> Path:

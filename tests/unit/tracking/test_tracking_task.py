@@ -28,6 +28,11 @@ def test_known_pages_of_any_range(seed: int) -> None:
         number = chance.choice([-1, 100])
         task.note([(first * PAGE, last * PAGE)], number)
         model |= dict.fromkeys(range(first, last), number >= 0)
+        if chance.random() < 0.2:  # a call writes to all but the ends of two pages
+            low = chance.randrange(4 * PAGES)
+            high = chance.randrange(low, 5 * PAGES) + 1
+            task.doubt(low * PAGE + 7, high * PAGE - 9)
+            model |= dict.fromkeys(range(low, high), False)
         start = chance.randrange(4 * PAGES)
         end = chance.randrange(start, 5 * PAGES) + 1
         parts = list(task.known(start * PAGE, end * PAGE))
