@@ -53,6 +53,7 @@ from .syscalls import KCMP_FILES, shares
 PATIENCE = 2.0  # seconds for calls to end; more than enough, if the machine is not overloaded
 _PAUSES = (0.0005, 0.005)  # seconds between looks: first and longest
 _ENOUGH = 0.01  # seconds of processor time; at most 4 MiB are copied between lookup and release
+_RUNS = "the running thread"
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x200000
 _CAP_SYS_PTRACE = 19
@@ -134,7 +135,7 @@ def unfinished(pids: Collection[int], patience: float = PATIENCE) -> Unfinished:
 
 
 class _Reach(Struct, frozen=True):
-    """What decides whom a process may trace."""
+    """What decides which processes a process may trace."""
 
     depth: int  # of its PID namespace
     namespace: str
@@ -196,7 +197,9 @@ class _Suspects(Struct):
     def left(self) -> dict[int, str]:
         """Return the processes that those that are left may write to."""
         reasons: dict[int, str] = {}
-        for (pid, _tid), why in self.threads.items():
+        # What is known for certain comes before what merely runs.
+        threads = sorted(self.threads.items(), key=lambda thread: thread[1].startswith(_RUNS))
+        for (pid, _tid), why in threads:
             for target in (pid,) if why.startswith("its ") else self.pids:
                 reasons.setdefault(target, why)
         return reasons
@@ -234,7 +237,7 @@ class _Suspects(Struct):
         used, error = _processor_time(pid, tid, fields)
         if used - self.used.setdefault((pid, tid), used) >= _ENOUGH + error:
             return ""
-        return f"thread {tid} of PID {pid} may be in a call that writes to its memory"
+        return f"{_RUNS} {tid} of PID {pid}, which may be in a call that writes to memory"
 
     def _able(self, pid: int) -> bool:
         """Return whether a process may write to the memory of those that are looked at: it sees
