@@ -105,7 +105,7 @@ class Turn:
             how = self.criuctl("show", report["checkpoint"])["criu"]["memory"]
             self.seen["tracked" if how["way"] == "tracked" else "frozen"] += 1
             self.seen["with known pages"] += bool(how.get("known"))
-            self.seen["in part read frozen for a call"] += "may" in how.get("why", "")
+            self.seen["in part read frozen for a call"] += "read frozen" in how.get("why", "")
         return report
 
     def _killed(self, subject: Subject) -> None:
