@@ -67,6 +67,8 @@ class HolderRecord(Record, frozen=True):
     command: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
     workspace: str = ""  # the folder that is moved together with the session, if it has one
+    # where the tree finds that folder, too: a copy has that of its original there
+    shown: tuple[str, ...] = ()
     rows: int = 24
     columns: int = 80
     base: int = 0  # offset of the first byte in `scrollback`
@@ -88,5 +90,7 @@ class HolderRecord(Record, frozen=True):
     def check(self, where: str) -> None:
         for name in ("base", "input_offset", "events", "audit"):
             check_range(getattr(self, name), 0, 1 << 62, f"{where}.{name}")
+        for point in self.shown:
+            check_path(point, f"{where}.shown")
         for name in ("rows", "columns"):
             check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")

@@ -21,7 +21,7 @@ from ..checkpoint.terminal_records import HolderRecord, TerminalRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
-from ..files import carried_binaries
+from ..files import carried_binaries, shown_workspaces
 from ..hooks import Hooks
 from ..host.identity import host_info
 from ..host.registry import SessionRecord
@@ -123,6 +123,14 @@ class Taken(Struct, frozen=True):
     fifos: Sequence[FifoRecord] = ()
 
 
+def _shown(taken: Taken) -> HolderRecord | None:
+    """Return the state of the holder, with where else the tree finds its workspace."""
+    held = taken.holder
+    if held is None or not held.workspace:
+        return held
+    return replace(held, shown=shown_workspaces.points(taken.tree[0].pid, held.workspace))
+
+
 def store_and_describe(
     job: DumpJob,
     session: SessionRecord,
@@ -155,7 +163,7 @@ def store_and_describe(
         images=image_files,
         image_data=writer.stream("images"),
         terminals=tuple(taken.terminals),
-        holder=taken.holder,
+        holder=_shown(taken),
         connections=tuple(taken.connections),
         files=tuple(taken.files),
         links=tuple(taken.links),

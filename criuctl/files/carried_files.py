@@ -16,6 +16,7 @@ from ..errors import DumpFailed, PreflightRefused, UsageError
 from ..proc import folder_walk
 from ..proc.procfs import open_entry
 from ..report import Reporter
+from . import databases
 from .contents import base_record, extended_attributes, open_contents, store_contents
 
 _KERNELS = ("/proc/", "/sys/")
@@ -109,7 +110,8 @@ def carry(
                 hashed, data, size = store_contents(
                     writer, path, contents, status.st_size, reporter
                 )
-                record = record.with_use(digest=hashed, data=data, size=size)
+                database = path if databases.is_sqlite(contents) else ""
+                record = record.with_use(digest=hashed, data=data, size=size, database=database)
             finally:
                 os.close(contents)
         elif not (stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)):

@@ -36,6 +36,7 @@ from ..proc.procfs import read_text
 from ..proc.tree import mappings
 from ..report import Finding
 from .judgement import Judgement
+from .own_files import is_output
 from .shared_mappings import is_in_memory, shared_paths
 
 _REFUSED_HINT = (
@@ -57,6 +58,7 @@ _OWN_MEMORY = (
 )
 
 _NAMED = 8  # files that both write to
+_LEFT = ("same", "grown", "moved-on")  # verdicts of files that stay as they are
 _Inode = tuple[int, int]  # st_dev, st_ino
 
 
@@ -98,15 +100,12 @@ def spared(
             for j in sought[inode]
             if j.verdict == "put-back"
         }
-        both += [j for j in sought[inode] if j.verdict in ("same", "moved-on")][:1]
+        both += [j for j in sought[inode] if j.verdict in _LEFT][:1]
     findings += [
         _shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers
     ]
     if len(both) > _NAMED:
-        text = (
-            f"{len(both) - _NAMED} more files are written to by both, the copy and others, at "
-            "offsets of their own"
-        )
+        text = f"{len(both) - _NAMED} more files are written to by both, the copy and others"
         findings.append(Finding("warning", "file-shared", text, _SHARED_HINT))
     return tuple(settled.get(j.record.path, j) for j in judged), findings
 
@@ -127,7 +126,7 @@ def separated(
     written = {
         inode: [j.record.path for j in names]
         for inode, names in sought.items()
-        if any(j.record.kind == "written" and not _is_output(j) for j in names)
+        if any(j.record.kind == "written" and not is_output(j.record) for j in names)
     }
     locked = {
         i: held[j.record.path]
@@ -154,14 +153,6 @@ def separated(
                 return judged
             own[judgement.record.path] = _own(judgement, use)
     return tuple(own.get(j.record.path, j) for j in judged)
-
-
-def _is_output(judgement: Judgement) -> bool:
-    """Return whether it is what the tree prints to (a log, not its data): both may append to
-    that.
-    """
-    record = judgement.record
-    return record.append and all(fd in (1, 2) for _pid, fd in record.holders)
 
 
 def _is_known(judgement: Judgement) -> bool:
@@ -230,9 +221,9 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
 
 def _disputed(judgement: Judgement) -> bool:
     record = judgement.record
-    left = judgement.verdict in ("same", "moved-on")
+    left = judgement.verdict in _LEFT
     return judgement.verdict == "put-back" or (
-        left and record.kind == "written" and not record.append
+        left and record.kind == "written" and not is_output(record)
     )
 
 
@@ -278,7 +269,7 @@ def _taken(judgement: Judgement, original: int) -> Finding:
 
 def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:
     """Return the finding that a copy and another process write to the same file."""
-    text = f"{name}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
+    text = f"{name}: PID {writer} ({_name(writer)}) writes to it as well"
     return Finding("warning", "file-shared", text, _SHARED_HINT, pid, fd)
 
 

@@ -66,7 +66,30 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
         if databases.is_marked(path)
         for one in _made_since(folder, there)
     ]
+    made += [one for j in judged if j.record.path in restored for one in stale(j, there)]
     return [*(settled.get(id(j), j) for j in judged), *made]
+
+
+def stale(main: Judgement, known: set[str]) -> Iterator[Judgement]:
+    """Yield the files next to a SQLite database that were made since the dump, to be set aside:
+    it would take a journal there for its own, and roll it back.
+    """
+    for path in databases.neighbours(main.record.path):
+        if path not in known and stat.S_ISREG(mode := _mode(path)):
+            yield _made(main, path, mode)
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def _made(near: Judgement, path: str, mode: int) -> Judgement:
+    why = "was made since the dump in the folder of a database; kept aside"
+    record = FileRecord(path, "carried", mode=mode)
+    return replace(near, record=record, verdict="set-aside", why=why, hint="", whole="")
 
 
 def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
@@ -80,13 +103,7 @@ def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
                 continue
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                why = "was made since the dump in the folder of a database; kept aside"
-                yield replace(
-                    folder,
-                    record=FileRecord(path, "carried", mode=mode),
-                    verdict="set-aside",
-                    why=why,
-                )
+                yield _made(folder, path, mode)
 
 
 def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Judgement]:

@@ -7,7 +7,8 @@ that the server had closed.  A database is recognised at the dump by what lies i
 - PostgreSQL: ``PG_VERSION``, in the topmost such folder;
 - MariaDB and MySQL: ``ibdata1``;
 - Redis with an append-only file: ``appendonlydir``, or a file ``*.aof``;
-- SQLite: the main file and its ``-wal``, ``-journal`` and ``-shm``.
+- SQLite: a file that begins as each of its databases does, or a main file with its ``-wal``,
+  ``-journal`` and ``-shm``.
 
 All that the tree has open for writing below such a folder belongs to it.  How they are judged
 together: `criuctl.files.database_sets`.
@@ -22,10 +23,16 @@ from collections.abc import Container, Iterable
 from ..checkpoint.file_records import FileRecord
 from ..quoting import quoted
 
+_SQLITE = b"SQLite format 3\0"  # the beginning of each database
 _NEIGHBOURS = ("-wal", "-journal", "-shm")  # of SQLite's main file
 _MARKS = ("PG_VERSION", "ibdata1")
 # written at every start, stop and checkpoint of the server, and then closed
 _CONTROL = ("global/pg_control",)
+
+
+def is_sqlite(fd: int) -> bool:
+    """Return whether an open file is a database of SQLite."""
+    return os.pread(fd, len(_SQLITE), 0) == _SQLITE
 
 
 def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
@@ -90,6 +97,11 @@ def has_closed_files(root_pid: int, database: str) -> bool:
     travel.
     """
     return any(os.path.lexists(f"/proc/{root_pid}/root{path}") for path in control_files(database))
+
+
+def neighbours(database: str) -> list[str]:
+    """Return the names of the files that SQLite keeps next to a database."""
+    return [database + ending for ending in _NEIGHBOURS]
 
 
 def is_marked(folder: str) -> bool:

@@ -87,9 +87,11 @@ def judge(
     files: Sequence[Judgement],
     policy: Policy,
     reader: CheckpointReader,
+    *,
+    own: bool = False,
 ) -> tuple[DeletedName, ...]:
     """Decide for each file that a helper link leads to; `files`: those with records, as they are
-    judged.
+    judged. `own`: what a copy writes to must be its own.
     """
     groups: dict[tuple[int, int], list[LinkRecord]] = {}
     for link in manifest.links:
@@ -129,6 +131,8 @@ def judge(
                 else None
             )
             found.append(replace(itself, verdict="follows", other=j.record.path, there=there))
+        elif own and (writers or writes) and not stat.S_ISFIFO(group[0].mode):
+            found.append(replace(itself, why=f"is written to by the copy; {_TWO_FILES}"))
         else:
             found.append(
                 _judged(itself, policy, reader, same_boot=manifest.host.boot_id == boot_id())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,13 @@ from ..checkpoint.file_records import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed
 from ..proc import folder_walk
+from .contents import digest
 from .judgement import Judgement
 from .set_aside import AsideFolder
 
 T = TypeVar("T")
+# the end of the name of a file that was made for a copy alone
+OWN_NAME = re.compile(r"\.older-[0-9a-f]{8}-[^/]*\Z")
 
 
 class Applied:
@@ -83,6 +87,14 @@ class Applied:
                         follow_symlinks=False,
                     )
 
+    def made(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the regular files that were made, each by one name."""
+        for path in self._made.values():
+            with suppress(OSError):
+                status = os.lstat(path)
+                if (status.st_dev, status.st_ino) in self.created:
+                    yield path, status
+
     def undo(self) -> None:
         """Take everything back; what cannot be is left, and only logged."""
         while self._undo:
@@ -124,7 +136,7 @@ class Applied:
             # another path may lead here
             place = (os.fstat(folder).st_dev, os.fstat(folder).st_ino, name)
             if place not in self._own_copies:
-                own = os.path.join(above, self._free_name(name, "older", folder))
+                own = os.path.join(above, self._free_name(OWN_NAME.sub("", name), "older", folder))
                 if stat.S_ISFIFO(record.mode):
                     self._make_fifo(replace(record, path=own), folder)
                 else:
@@ -209,7 +221,7 @@ class Applied:
             self._do(path, folder, link, _unlink)
 
     def _write(self, record: FileRecord, prefix_of: str, folder: int) -> None:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         name = os.path.basename(record.path)
         fd = self._do(
             record.path, folder, lambda: os.open(name, flags, 0o600, dir_fd=folder), _unlink
@@ -224,6 +236,12 @@ class Applied:
                         if not copied:
                             raise RestoreFailed(f"{record.path} became shorter while it was read")
                         done += copied
+                    if record.digest and digest(fd, record.size) != record.digest:
+                        raise RestoreFailed(
+                            f"{record.path} was changed while it was copied, and its contents at "
+                            "the freeze are not in the checkpoint",
+                            hint="Take it along at the dump with --with-files.",
+                        )
                 finally:
                     os.close(source)
             elif record.data is not None:

@@ -232,6 +232,7 @@ def _record(
             size=size,
             xattrs=attributes,
             role=entry.role,
+            database=entry.path if entry.kind == "written" and databases.is_sqlite(fd) else "",
         )
     finally:
         os.close(fd)

@@ -392,7 +392,7 @@ class Bindings:
 
     def show(self, pid: int, shown: Sequence[tuple[str, str]] | None = None) -> None:
         """Show the tree's own sockets at the paths that it knows, in the mount namespace of `pid`
-        alone; or the sockets `shown` of other members of its group.
+        alone; or what is `shown` instead: sockets of other members of its group, folders.
         """
         pairs = self.shown if shown is None else shown
 
@@ -405,7 +405,7 @@ class Bindings:
                 in_mount_namespace(pid, mount)
         except OSError as error:
             raise RestoreFailed(
-                f"the tree's unix sockets cannot be shown where it knows them: {error}"
+                f"the tree's own cannot be shown where the tree knows it: {error}"
             ) from error
 
     def undo(self) -> None:

@@ -285,7 +285,8 @@ async def fork(
 ) -> Answer:
     """Make copies of a live session, or of a checkpoint (name is then a REF as for restore), as
     other sessions: to try several things out at once.
-    The original runs on. Files on disk are not copied. With several, some may fail: see state.
+    The original runs on. Each copy gets its own of the files that it has open for writing;
+    other files are shared. With several, some may fail: see state.
     """
     service = service_of(asked)
     options = ["-n", str(count)]

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.connection_record import endpoint
 from ..checkpoint.manifest import Manifest
@@ -59,6 +60,7 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
     prefix: str | None = None  # of the names; None: the name of the original
     new_name: str | None = None  # of the one copy
     ttl: float | None = None  # seconds until each copy is ended
+    share_files: bool = False  # they write to the files of the original
     workspace: bool = False  # each gets a copy of the workspace
     whole: bool = False  # all copies run, or none is left
 
@@ -135,7 +137,7 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
         checkpoint, frozen_ms = ref, None
         if lives:
             stored = dump(
-                config,
+                carrying(config, share_files=request.share_files),
                 ref,
                 request=DumpRequest(leave_running=True, labels={LABEL: ref}),
                 reporter=reporter,
@@ -168,6 +170,13 @@ def fork(config: Config, ref: str, *, request: ForkRequest, reporter: Reporter) 
     )
 
 
+def carrying(config: Config, *, share_files: bool) -> Config:
+    """Return the configuration of the dump: the contents of what each copy gets its own of travel,
+    as they are at the freeze.
+    """
+    return config if share_files else replace(config, files="carry")
+
+
 def _facts(result: ForkResult) -> events.Facts:
     running = sum(one.state == "running" for one in result.forks)
     return {
@@ -196,7 +205,13 @@ def _requests(
         moves = {name: Relocation(old, new) for name, new in found.items()}
     origin = manifest.session.name
     return [
-        RestoreRequest(new_name=name, forked_from=origin, ends=ends, relocation=moves.get(name))
+        RestoreRequest(
+            new_name=name,
+            forked_from=origin,
+            ends=ends,
+            relocation=moves.get(name),
+            share_files=request.share_files,
+        )
         for name in names
     ]
 

@@ -34,7 +34,7 @@ from ..restore.outcome import warn_of_generators
 from ..restore.request import RestoreRequest
 from ..session.launch.daemon import WarmHolders
 from . import acting
-from .fork import LABEL, MOST, Fork, copied, end_copies, forget_copies, fork_of
+from .fork import LABEL, MOST, Fork, carrying, copied, end_copies, forget_copies, fork_of
 from .group_restore import restored, shared_buffers
 from .group_snapshot import snapshot_group
 from .groups import living, remove_group
@@ -49,6 +49,7 @@ class GroupForkRequest(Struct, frozen=True, kw_only=True):
     count: int = 1  # sets
     prefix: str | None = None  # of all names; None: those of the originals
     ttl: float | None = None  # seconds until each copy is ended
+    share_files: bool = False  # they write to the files of their originals
     whole: bool = False  # all sets run, or none is left
 
 
@@ -129,7 +130,8 @@ def fork_group(
         if lives:
             _names(config, ref, lives, request)  # those that are not valid, before the freeze
             asked = DumpRequest(leave_running=True, labels={LABEL: ref})
-            stored = snapshot_group(config, ref, request=asked, reporter=reporter)
+            dumping = carrying(config, share_files=request.share_files)
+            stored = snapshot_group(dumping, ref, request=asked, reporter=reporter)
             found, frozen_ms = stored.checkpoint, stored.checkpoint.frozen_ms
             stack.enter_context(_unless_used(config, found, reporter))
         warm = stack.enter_context(closing(WarmHolders()))
@@ -147,7 +149,7 @@ def fork_group(
             if template.possible(manifest)
         }
         ends = None if request.ttl is None else time.time() + request.ttl
-        making = _Sets(config, manifests, kept, warm, ends, reporter)
+        making = _Sets(config, manifests, kept, warm, ends, request.share_files, reporter)
         sets = making.all_of(names, whole=request.whole)
     warn_of_generators(reporter)
     return GroupForkResult(
@@ -168,6 +170,7 @@ class _Sets(Struct, frozen=True):
     templates: Mapping[str, template.Template]  # by checkpoint
     warm: WarmHolders
     ends: float | None  # when the holders end the copies, in Unix seconds
+    share_files: bool
     reporter: Reporter
 
     def all_of(self, names: Sequence[Names], *, whole: bool) -> list[ForkedGroup]:
@@ -210,6 +213,7 @@ class _Sets(Struct, frozen=True):
                 forked_from=manifest.session.name,
                 ends=self.ends,
                 group=names.group,
+                share_files=self.share_files,
                 network=network,
             )
             kept = self.templates.get(manifest.id)

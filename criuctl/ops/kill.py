@@ -36,7 +36,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     """End every process of a session and verify it; remove the records that it runs here.
 
     For a copy, the files of its unix sockets are removed too, which have their own names next to
-    those of its original: no other record of them exists.
+    those of its original: no other record of them exists. So are its files in memory.
     """
     check_seconds(grace)
     record = Registry(config).get(name)
@@ -47,6 +47,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
 
         own = socket_names.copys_files(record.pid)
     body = _kill(config, name, grace)
+    _forget_memory(config)
     for path in own:
         if socketfiles.at(path) == "dead":
             with suppress(OSError):
@@ -68,6 +69,13 @@ def _stored_roles(config: Config, record: SessionRecord | None) -> rights.Roles:
         ):
             return rights.roles_of(repository.manifest(record.checkpoint))
     return ()
+
+
+def _forget_memory(config: Config) -> None:
+    from ..files import memory_files  # slow to import
+
+    with suppress(OSError):  # a read-only run folder: the next command removes them
+        memory_files.sweep(config)
 
 
 def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class PlanOptions(Struct, frozen=True):
     alone: bool = False  # in a network of its own, even if everything is free here
     grouped: bool = False  # connections to other members of the group are kept
     network: str = ""  # path of the net namespace that was made for them
+    shown: bool = False  # a folder is shown to the tree alone at another place
     prepared: bool = False  # this host has pre-restore hooks, which may add addresses
 
 

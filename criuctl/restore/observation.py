@@ -20,6 +20,7 @@ from ..files import (
     deleted_names,
     fifos,
     kernel_files,
+    own_files,
     predicates,
     socket_names,
     trust_findings,
@@ -99,7 +100,8 @@ def observe_all(
         from ..files import rewind  # seldom asked for
 
         findings += rewind.conflicts(config, manifest, files)
-    deleted = deleted_names.judge(manifest, images, files, options.files, unpacked.reader)
+    own = request.copy and not (request.share_files or request.alone)
+    deleted = deleted_names.judge(manifest, images, files, options.files, unpacked.reader, own=own)
     if request.copy:
         findings += deleted_names.both_write(deleted)
     names = facts.names
@@ -159,7 +161,20 @@ def _files(
     if not request.alone and (taken := file_locks.held(file_locks.wanted(images))):
         holders = {lock.path: file_locks.holder(lock.path) for lock in taken}
         judged = separated(judged, images, holders)
-    settled, shared = spared(judged, images, outcome.living(Registry(config), manifest))
+    folder = request.relocation.new if request.relocation is not None else ""
+    original = outcome.living(Registry(config), manifest)
+    if request.share_files:
+        judged = own_files.share(judged, images)
+    elif not request.alone:  # a trial writes to overlays
+        judged = own_files.separate(
+            judged,
+            images,
+            request.files or config.file_conflicts,
+            folder=folder,
+            original=original,
+        )
+    settled, shared = spared(judged, images, original)
+    settled = (*settled, *own_files.cleared(facts.files, folder))
     return (*settled, *fifos.own_for_copy(images, manifest)), list(shared)
 
 

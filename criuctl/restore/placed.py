@@ -17,6 +17,7 @@ from ..cgroups import membership
 from ..criu.mountspaces import mount_spaces
 from ..criu.procfiles import OwnFile
 from ..errors import NoSuchProcess, RestoreFailed
+from ..files import memory_files
 from ..namespaces import network_contents
 from ..proc.namespaces import pid_in
 from ..proc.procfs import read_status
@@ -65,6 +66,7 @@ class PlacedTree(Struct, eq=False):
             work.filling.finish(pids)
         if around.private is not None and around.names is not None:
             around.names.show(around.private.init.pid)
+        self._show_folders()
         if work.plan.net == "dumped":
             network_contents.complete(work.manifest.namespaces["net"], pids, work.reporter)
         self._reopen()
@@ -91,12 +93,36 @@ class PlacedTree(Struct, eq=False):
             partners.held(self.connections)
         # From the record on a criuctl that is killed leaves a session that is known.
         work.home.register(root, self.connections, work.reporter)
+        self._note_memory(root)
         if around.following is not None:
             around.following.about_to_run()
         init = around.private.init.pid if around.private is not None else 0
         work.holder.adopt(root, init, work.terminals.ptys, pids, work.images)
         self._report_steps()
         work.reporter.step("resume")
+
+    def _show_folders(self) -> None:
+        """Show a workspace that was moved at the paths that the programs know."""
+        work, around = self.work, self.around
+        if not work.shown:
+            return
+        if around.private is None or around.names is None:
+            work.reporter.warning(
+                f"{work.shown[0][0]} cannot be shown at {work.shown[0][1]}: what the tree opens by "
+                "that path is the original's",
+                "Restore with --pids auto.",
+            )
+            return
+        around.names.show(around.private.init.pid, work.shown)
+
+    def _note_memory(self, root: int) -> None:
+        """Record which files go with the tree."""
+        try:
+            memory_files.note(self.work.config, root, self.around.applied_files.made())
+        except OSError as error:
+            self.work.reporter.warning(
+                f"files in memory of the copy will stay when it has ended: {error}"
+            )
 
     def _report_steps(self) -> None:
         """Report the attempts of steps that come back in the middle."""

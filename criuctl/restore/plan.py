@@ -87,7 +87,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, options: PlanOptions) -> Res
         grouped=options.grouped,
     )
     # the other copies of a group may have sockets that are to be shown
-    shown = bool(covering(own_names)) or (options.copy and options.grouped)
+    shown = bool(covering(own_names)) or (options.copy and options.grouped) or options.shown
     pids = _pids(manifest, facts, options, findings, shown=shown)
     net, source, _ = facts.netns
     fresh = new_net(manifest)

@@ -4,13 +4,17 @@ Everything in the manifest and in CRIU's images that names a path in the folder 
 same path in the other one: open, mapped and deleted files, working folders, unix sockets. So the
 restore judges, opens and compares the files there, and a later dump records them there.
 
-Not moved are paths that the program itself keeps in its memory, and watches (inotify), which are of
-inodes.
+Paths that the program keeps in its memory still name the old place. So the folder is shown there,
+too, in the mount namespace of the tree alone (`Moves`), from when all is restored. What the program
+opens by such a path later is recorded by it at the next dump, together with where the folder is
+shown, and moved to the folder's real place by the restore after that. Not moved are watches
+(inotify), which are of inodes.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +22,7 @@ from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest
 from ..criu.images import ImageSet, path_of
-from ..errors import PreflightRefused
+from ..errors import Damaged, PreflightRefused
 
 _LONGEST = 107  # bytes of a unix socket's path
 
@@ -104,3 +108,44 @@ class Relocation(Struct, frozen=True):
                 hint="Fork with names that are shorter (--prefix), or without --fork-workspace.",
             )
         usk.name = os.fsencode(new) + nul
+
+
+class Moves(Struct, frozen=True):
+    """What one restore moves, one after the other, and shows: (the folder, where)."""
+
+    relocations: tuple[Relocation, ...] = ()
+    shown: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, asked: Relocation | None) -> Moves:
+        """Return those of a checkpoint, and `asked`, which comes last."""
+        holder = manifest.holder
+        folder, points = (holder.workspace, holder.shown) if holder is not None else ("", ())
+        for point in points:
+            _check_shown(folder, point)
+        moves = tuple(Relocation(point, folder) for point in points)
+        if asked is not None:
+            points, folder = (*points, asked.old), asked.new
+            moves = (*moves, asked)
+        return cls(moves, tuple((folder, point) for point in points))
+
+
+def _check_shown(folder: str, point: str) -> None:
+    """Raise unless a fork may have made one folder for the other: a manifest must not cover any
+    folder of the host, which set-user-ID programs read, with another one.
+    """
+    if not folder.startswith(f"{point}.") or "/" in folder[len(point) :]:
+        raise Damaged(f"{folder!r} is not the workspace of a copy of {point!r}")
+    for path in (folder, point):
+        try:
+            status = os.lstat(path)
+        except OSError as error:
+            raise PreflightRefused(
+                f"{path}: the workspace of the copy, or that of its original: {error.strerror}",
+                hint="Bring it here: `mkdir -p`, or `criuctl migrate` with the workspace.",
+            ) from error
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.lstat(folder).st_uid:
+            raise PreflightRefused(
+                f"{path} is no folder of the user of {folder}, which the copy finds there",
+                hint="Move it away, and make a folder of that user.",
+            )

@@ -25,6 +25,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     connections_deadline: float | None = None  # seconds for connections to be back
     files: Policy | None = None  # for changed files; None: the configuration's
     rewind: bool = False  # the workspace, too, becomes what it was (`criuctl.files.rewind`)
+    share_files: bool = False  # a copy writes to the files of its original (`own_files.share`)
     lazy: bool | None = False  # memory follows while the tree runs; None: where it is worth it
     dry_run: bool = False  # return the plan
     force: bool = False  # also when it is stale (`criuctl.files.predicates`)

@@ -31,6 +31,7 @@ from ..errors import (
     RestoreFailed,
     TerminalTaken,
 )
+from ..files import memory_files
 from ..hooks import Hooks
 from ..host import hook_facts, inside_report, latest_checkpoints, rights
 from ..host.failures.command_failures import reraised_as
@@ -50,6 +51,7 @@ from .observe import missing_addresses
 from .outcome import RestoreResult
 from .partners import ALONE, Partners
 from .plan import ADD_ADDRESS, RestorePlan, make_plan
+from .relocation import Moves
 from .request import RestoreRequest
 from .restoring import Restoring
 from .source import Source, Unpacked
@@ -146,8 +148,9 @@ def restore(
         found = source.find(
             config, ref, request, reporter, registry, repository, stack, received=received
         )
-        if request.relocation is not None:
-            found = replace(found, manifest=request.relocation.manifest(found.manifest))
+        moves = Moves.of(found.manifest, request.relocation)
+        for one in moves.relocations:
+            found = replace(found, manifest=one.manifest(found.manifest))
         manifest = found.manifest
         if not received:  # the host that sends it has decided
             rights.check(config, _right(request), manifest.session.name, lambda: roles_of(manifest))
@@ -157,7 +160,7 @@ def restore(
 
         # Observe first, decide once: the plan is a pure function of the manifest and the facts.
         reporter.step("preflight")
-        decided = _decide(config, request, found, reporter, stack, received=received)
+        decided = _decide(config, request, found, moves, reporter, stack, received=received)
         plan = decided.plan
         if request.dry_run:
             return plan
@@ -214,6 +217,7 @@ class _Decided(Struct, frozen=True):
     devices: RestoredDevices | None  # GPUs, of a tree that uses some
     facts: HostFacts
     plan: RestorePlan
+    moves: Moves
     authentic: bool  # no other program than criuctl can have written the checkpoint
 
 
@@ -221,6 +225,7 @@ def _decide(
     config: Config,
     request: RestoreRequest,
     found: Source,
+    moves: Moves,
     reporter: Reporter,
     stack: ExitStack,
     *,
@@ -230,15 +235,15 @@ def _decide(
     unpacked = source.unpack(found, reporter, stack)
     if request.tenant is not None:
         outcome.refuse_foreign(unpacked.images, request.tenant)
-    if request.relocation is not None:
-        request.relocation.images(unpacked.images)
+    for one in moves.relocations:
+        one.images(unpacked.images)
     terminals = RestoredTerminals(found.manifest, unpacked.images)
-    options = plan_options(config, request)
+    options = replace(plan_options(config, request), shown=bool(moves.shown))
     devices = open_devices(found, reporter, stack)
     authentic = found.repository.encrypted or received
     facts = observe_all(config, request, found, unpacked, options, devices, authentic=authentic)
     plan = make_plan(found.manifest, facts, options)
-    return _Decided(unpacked, terminals, devices, facts, plan, authentic)
+    return _Decided(unpacked, terminals, devices, facts, plan, moves, authentic)
 
 
 def _work(
@@ -278,6 +283,7 @@ def _work(
         partners=partners,
         copy=request.copy,
         rewind=request.rewind,
+        shown=decided.moves.shown,
         authentic=decided.authentic,
         lazy=brought.lazy,
         filling=brought.filling,
@@ -300,6 +306,8 @@ def _sweep(config: Config) -> None:
     forget_stale_locks(config)
     with suppress(OSError):  # a read-only run folder: what is left there does no harm
         inside_report.sweep(config)
+    with suppress(OSError):
+        memory_files.sweep(config)
     recreation.sweep(config)
 
 

@@ -173,8 +173,10 @@ class Surroundings(Struct, eq=False):
     def _put_files(self) -> None:
         work = self.work
         rewound = work.manifest.workspace if work.rewind else None
+        # Several copies are restored at the same time.
+        mark = work.manifest.id[:8] + (f"-{os.getpid()}" if work.copy else "")
         applied = self.applied = Applied(
-            work.reader, work.manifest.id[:8], rewound.path if rewound is not None else ""
+            work.reader, mark, rewound.path if rewound is not None else ""
         )
         self._unless_kept(applied.undo)
         work.reporter.step("files")

@@ -45,6 +45,8 @@ class RestoreWork(Struct, frozen=True, kw_only=True):
     partners: Partners = ALONE
     copy: bool = False  # the original may run
     rewind: bool = False  # files of the workspace are put back
+    # folders, and where the tree finds each (`relocation.Moves`)
+    shown: tuple[tuple[str, str], ...] = ()
     authentic: bool = False  # no other program than criuctl can have written the checkpoint
     lazy: StoredMemory | None = None  # pages that follow
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring

@@ -113,6 +113,7 @@ class AsyncSession(AsyncTerminal):
         lazy: bool = False,
         connections: Policy | None = None,
         files: Literal["refuse", "restore", "keep"] | None = None,
+        share_files: bool = False,
         rewind: bool = False,
         older: bool = False,
         take_over: bool = False,
@@ -132,6 +133,7 @@ class AsyncSession(AsyncTerminal):
                 lazy=lazy,
                 connections=connections,
                 files=files,
+                share_files=share_files,
                 rewind=rewind,
                 older=older,
                 take_over=take_over,
@@ -153,6 +155,7 @@ class AsyncSession(AsyncTerminal):
         *,
         prefix: str | None = None,
         fork_workspace: bool = False,
+        share_files: bool = False,
         ttl: float | None = None,
         kind: Kind = "agent",
         operator: str = "",
@@ -167,6 +170,7 @@ class AsyncSession(AsyncTerminal):
                 count,
                 prefix=prefix,
                 fork_workspace=fork_workspace,
+                share_files=share_files,
                 ttl=ttl,
                 kind=kind,
                 operator=operator,
@@ -301,11 +305,18 @@ class AsyncSession(AsyncTerminal):
         *,
         prefix: str | None = None,
         fork_workspace: bool = False,
+        share_files: bool = False,
         ttl: float | None = None,
     ) -> Sequence[Self]:
         """Make copies of the session; see `Session.fork`."""
         made = await self._apart(
-            lambda s: s.fork(count, prefix=prefix, fork_workspace=fork_workspace, ttl=ttl)
+            lambda s: s.fork(
+                count,
+                prefix=prefix,
+                fork_workspace=fork_workspace,
+                share_files=share_files,
+                ttl=ttl,
+            )
         )
         return [type(self)(one) for one in made]
 

@@ -122,6 +122,7 @@ class Session(Terminal):
         lazy: bool = False,
         connections: Policy | None = None,
         files: Literal["refuse", "restore", "keep"] | None = None,
+        share_files: bool = False,
         rewind: bool = False,
         older: bool = False,
         take_over: bool = False,
@@ -135,7 +136,8 @@ class Session(Terminal):
         """Bring a checkpoint back to life, and connect to the session; see ``criuctl restore``.
 
         `ref` is a `Checkpoint`, a session's name (its newest one), NAME@N or the begin of an id;
-        `as_name` makes a copy of that name; `rewind` puts the workspace back, too. Nothing is left
+        `as_name` makes a copy of that name, which with `share_files` writes to the files of its
+        original; `rewind` puts the workspace back, too. Nothing is left
         of a restore that fails: `RestoreFailed`, `PreflightRefused`, or `Conflict` if the session
         runs already. The outcomes of connections and files are in `restored`.
         """
@@ -149,6 +151,7 @@ class Session(Terminal):
             "lazy": lazy,
             "connections": connections,
             "files": files,
+            "share_files": share_files,
             "rewind": rewind,
             "older": older,
             "take_over": take_over,
@@ -288,6 +291,7 @@ class Session(Terminal):
         *,
         prefix: str | None = None,
         fork_workspace: bool = False,
+        share_files: bool = False,
         ttl: float | None = None,
     ) -> Sequence[Self]:
         """Make `count` copies of the session, which go on from this moment; return them.
@@ -296,11 +300,13 @@ class Session(Terminal):
         default this session's name. Each is a session of its own, with its own processes; this one
         runs on. It is a snapshot and as many restores from one template, see ``criuctl fork``:
         either all copies run, or none is left and the first error is raised. With `fork_workspace`
-        each works in a copy of the workspace; after `ttl` seconds each is ended.
+        each works in a copy of the workspace; with `share_files` the copies write to the files of
+        the original; after `ttl` seconds each is ended.
         """
         operator = self._operator
         operator.check_same()
         how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        how["share_files"] = share_files
         return self._forked(operator, self.name, count, how)
 
     @classmethod
@@ -311,6 +317,7 @@ class Session(Terminal):
         *,
         prefix: str | None = None,
         fork_workspace: bool = False,
+        share_files: bool = False,
         ttl: float | None = None,
         kind: Kind = "agent",
         operator: str = "",
@@ -327,6 +334,7 @@ class Session(Terminal):
             ref = ref.id
         caller = Operator(_settings(config, store), "", kind, operator, role)
         how = {"prefix": prefix, "workspace": fork_workspace, "ttl": ttl}
+        how["share_files"] = share_files
         return cls._forked(caller, ref, count, how)
 
     @classmethod

@@ -4,17 +4,15 @@ refused, once.
 
 from __future__ import annotations
 
-import pwd
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.postgresql import PostgresServer, postgresql
+from servers.postgresql import PostgresServer, postgresql, taking_root_for_its_user
 from support.command import Criuctl
 from support.keeper import wait_until
 from support.trip import RECORDED, Trip
@@ -57,24 +55,10 @@ def test_sqlite_is_refused_once(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     assert [f for f in refused["error"]["findings"] if str(database) in f["text"]] == [finding]
 
 
-PRELOADED = """
-#include <sys/types.h>
-uid_t getuid(void) { return USER; }
-uid_t geteuid(void) { return USER; }
-"""
-
-
 @pytest.fixture
 def postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
-    """A server that takes root for its own user: those of others are not dumped on every machine of
-    the tests.
-    """
-    source, library = tmp_path / "user.c", tmp_path / "user.so"
-    source.write_text(PRELOADED)
-    user = pwd.getpwnam("postgres").pw_uid
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", f"-DUSER={user}", "-o", library, source], check=True, timeout=60
-    )
+    """A server that takes root for its own user."""
+    library = taking_root_for_its_user(tmp_path)
     with postgresql() as server:
         server.stop()
         as_root = ["unshare", "--ipc", "env", f"LD_PRELOAD={library}", "setpriv"]

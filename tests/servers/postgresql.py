@@ -39,6 +39,25 @@ CREATE ROLE plain LOGIN;
 _PASSWORDS = {"clear": "clear-secret", "md5": "md5-secret", "scram": "scram-secret"}
 
 
+_PRELOADED = """
+#include <sys/types.h>
+uid_t getuid(void) { return USER; }
+uid_t geteuid(void) { return USER; }
+"""
+
+
+def taking_root_for_its_user(folder: Path) -> Path:
+    """Make a library with which a server (LD_PRELOAD) takes root for its own user: processes of
+    other users are not dumped on every machine of the tests.
+    """
+    source, library = folder / "user.c", folder / "user.so"
+    source.write_text(_PRELOADED)
+    user = f"-DUSER={pwd.getpwnam('postgres').pw_uid}"
+    argv = ["gcc", "-shared", "-fPIC", user, "-o", library, source]
+    subprocess.run(argv, check=True, timeout=60)
+    return library
+
+
 def binary(name: str) -> str:
     """The path of a program of the newest PostgreSQL here."""
     newest = sorted(

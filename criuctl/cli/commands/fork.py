@@ -91,6 +91,12 @@ def _span(_ctx: click.Context, _param: click.Parameter, value: str | None) -> fl
     "work in the same folder]",
 )
 @click.option(
+    "--share-files",
+    is_flag=True,
+    help="Let each copy write to the files of its original, as far as they are as they were; not "
+    "to a server's database.  [default: each copy gets its own of what it writes to]",
+)
+@click.option(
     "--ttl",
     metavar="SPAN",
     callback=_span,
@@ -105,6 +111,7 @@ def fork(
     prefix: str | None,
     new_name: str | None,
     fork_workspace: bool,
+    share_files: bool,
     ttl: float | None,
 ) -> int:
     """Make running copies of a session, each a session of its own with its own name. A live session
@@ -115,8 +122,8 @@ def fork(
     that process is killed, the copies that need it are ended.
 
     Each copy is like one of `criuctl restore --as`: it gets a network of its own where an address
-    is taken, and files of its own where its original has them open for writing and has changed
-    them.
+    is taken, and its own copy of each file that it has open for writing, with the contents of the
+    freeze. A database is refused, unless --fork-workspace separates it as a whole.
 
     Copies do not go on with the same random numbers of the kernel or of OpenSSL. What they still
     share, and how a program learns that it is a copy, is in `criuctl help forks`.
@@ -132,7 +139,7 @@ def fork(
         with app.reporting(bars=False) as reporter:
             from ...ops.group_fork import GroupForkRequest, fork_group
 
-            asked = GroupForkRequest(count=count, prefix=prefix, ttl=ttl)
+            asked = GroupForkRequest(count=count, prefix=prefix, ttl=ttl, share_files=share_files)
             sets = fork_group(app.config, group, request=asked, reporter=reporter)
         return print_forked(app, sets)
     assert ref is not None
@@ -141,7 +148,12 @@ def fork(
         from ...ops.fork import fork as make
 
         request = ForkRequest(
-            count=count, prefix=prefix, new_name=new_name, ttl=ttl, workspace=fork_workspace
+            count=count,
+            prefix=prefix,
+            new_name=new_name,
+            ttl=ttl,
+            share_files=share_files,
+            workspace=fork_workspace,
         )
         result = make(app.config, ref, request=request, reporter=reporter)
     running = [one.session for one in result.forks if one.error is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -48,10 +49,14 @@ def gc(app: App, grace: str | None, dry_run: bool) -> int:
     unknown what it needs. A write-only host, which cannot read others' checkpoints, is refused with
     9.
     """
+    from ...files import memory_files
     from ...ops.prune import collect
 
     with app.reporting() as reporter:
         done = collect(app.config, grace=grace, dry_run=dry_run, reporter=reporter)
+    if not dry_run:
+        with suppress(OSError):  # a read-only run folder
+            memory_files.sweep(app.config)
     body = done.to_dict()
     app.emit(body, lambda: _human(body), brief=lambda: "")
     return DEGRADED if done.refused or done.refused_others or done.lost else 0

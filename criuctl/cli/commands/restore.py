@@ -218,6 +218,12 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "contents and leaves the file.  [default: the configuration's, else restore]",
 )
 @click.option(
+    "--share-files",
+    is_flag=True,
+    help="With --as: let the copy write to the files of its original, as far as they are as they "
+    "were; not to a server's database.  [default: the copy gets its own of what it writes to]",
+)
+@click.option(
     "--rewind",
     is_flag=True,
     help="Also put the session's workspace back as it was, from a checkpoint that was taken with "
@@ -260,6 +266,7 @@ def restore(
     connections: str | None,
     connections_deadline: float | None,
     files: str | None,
+    share_files: bool,
     rewind: bool,
     dry_run: bool,
     take_over: bool,
@@ -271,9 +278,10 @@ def restore(
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users,
     ports, PIDs. Changed files are never overwritten silently: a newer copy is kept under another
-    name and reported. Files that the original of a copy (--as) writes to or has locked stay where
-    they are, and the copy gets its own next to them. A restore that fails leaves nothing behind, no
-    process and no file.
+    name and reported. A copy (--as) gets its own of each file that it has open for writing, next to
+    that of its original, with the contents of the freeze; a database, which is more than its open
+    files, is refused (`criuctl fork --fork-workspace` separates it). A restore that fails leaves
+    nothing behind, no process and no file.
 
     A NAME alone means the last state of that session. So it is refused (9) where the newest
     checkpoint found is of another session than the one that this host knows by the name, or is
@@ -298,6 +306,8 @@ def restore(
         raise click.UsageError(
             "--rewind and --as exclude each other: a copy shares the workspace of its original"
         )
+    if share_files and new_name is None:
+        raise click.UsageError("--share-files is for a copy (--as NAME)")
     only_with_group(
         group,
         ref,
@@ -318,6 +328,7 @@ def restore(
             connections=connections,
             connections_deadline=connections_deadline,
             files=cast("Policy | None", files),
+            share_files=share_files,
             rewind=rewind,
             lazy=lazy,
             dry_run=dry_run,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ...criu import binary
 from ...errors import NoSuchProcess, PlatformError
-from ...files import socket_names
+from ...files import shown_workspaces, socket_names
 from ...files.carried_binaries import SOURCE
 from ...namespaces.plan import mount_tops, saved_devices
 from ...proc.descriptors import Descriptor
@@ -210,6 +210,8 @@ def _own(scene: Scene, view: _View, host: list[Mount]) -> Iterator[Mount]:
             if there is not None and here is not None and _same(there, here):
                 # A folder mounted onto itself, to be read-only or not, as systemd and bwrap do.
                 read_only = _is_read_only(mount.point)
+        if shown_workspaces.shown_at(view.seen(mount.point), mount):
+            continue
         if read_only is None or (not read_only and "ro" in mount.options):
             yield mount
 
