@@ -30,13 +30,13 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from ..checkpoint.file_records import FileRecord
 from ..criu.images import ImageSet, path_of
 from ..errors import NoSuchProcess, PreflightRefused
 from ..proc.procfs import read_text
 from ..proc.tree import mappings
 from ..report import Finding
 from .judgement import Judgement
-from .own_files import is_output
 from .shared_mappings import is_in_memory, shared_paths
 
 _REFUSED_HINT = (
@@ -74,7 +74,7 @@ def spared(
     judged = _own_memory(tuple(j for j in judged if j.verdict != "set-aside"), images)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
-        if _disputed(judgement) and (inode := _present(judgement)) is not None:
+        if _disputed(judgement) and (inode := present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
     findings: list[Finding] = []
@@ -102,7 +102,7 @@ def spared(
         }
         both += [j for j in sought[inode] if j.verdict in _LEFT][:1]
     findings += [
-        _shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers
+        _shared(j, writers[inode]) for j in both[:_NAMED] if (inode := present(j)) in writers
     ]
     if len(both) > _NAMED:
         text = f"{len(both) - _NAMED} more files are written to by both, the copy and others"
@@ -121,7 +121,7 @@ def separated(
     judged = tuple(judged)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
-        if (inode := _present(judgement)) is not None:
+        if (inode := present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     written = {
         inode: [j.record.path for j in names]
@@ -153,6 +153,11 @@ def separated(
                 return judged
             own[judgement.record.path] = _own(judgement, use)
     return tuple(own.get(j.record.path, j) for j in judged)
+
+
+def is_output(record: FileRecord) -> bool:
+    """Return whether it is what the tree prints to (a log, not its data): both append to it."""
+    return record.append and all(fd in (1, 2) for _pid, fd in record.holders)
 
 
 def _is_known(judgement: Judgement) -> bool:
@@ -187,7 +192,7 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
     judged, memory = tuple(judged), shared_paths(images)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
-        if judgement.verdict == "put-back" and (inode := _present(judgement)) is not None:
+        if judgement.verdict == "put-back" and (inode := present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
     findings = []
@@ -212,7 +217,7 @@ def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
     kept: dict[_Inode, Judgement] = {}
     for judgement in judged:
         if judgement.verdict in ("same", "moved-on") and judgement.record.path in memory:
-            if (inode := _present(judgement)) is not None:
+            if (inode := present(judgement)) is not None:
                 kept.setdefault(inode, judgement)
     writers = writers_to({inode: [j.record.path] for inode, j in kept.items()})
     findings += [_shared(kept[inode], writer) for inode, writer in writers.items()]
@@ -241,7 +246,7 @@ def _own_memory(judged: tuple[Judgement, ...], images: ImageSet) -> tuple[Judgem
         replace(j, verdict="beside", from_prefix=False, why=_OWN_MEMORY)
         if (j.record.device, j.record.inode) in memory
         and j.verdict in ("same", "put-back")
-        and _present(j) is not None
+        and present(j) is not None
         else j
         for j in judged
     )
@@ -290,7 +295,7 @@ def _settled(judgement: Judgement, writer: int, *, movable: bool) -> Judgement:
     )
 
 
-def _present(judgement: Judgement) -> _Inode | None:
+def present(judgement: Judgement) -> _Inode | None:
     """Return the status of the regular file that is there now."""
     with suppress(OSError):
         now = os.lstat(judgement.record.path)

@@ -31,6 +31,7 @@ from ..checkpoint.file_records import FileRecord
 from ..criu.images import ImageSet, path_of
 from ..quoting import quoted
 from . import databases
+from .copies import is_output, present, writers_to
 from .database_sets import stale
 from .judgement import Judgement, Policy
 from .shared_mappings import shared_paths
@@ -112,7 +113,9 @@ def separate(
     outside = [j for j in judged if not j.record.path.startswith(inside)]
     paths = {j.record.path for j in judged}
     settled = {id(j): _as_then(j, paths) for j in judged if j.record.path.startswith(inside)}
-    settled |= {id(j): _separate(j, opened, policy, original) for j in outside}
+    settled |= {id(j): _separate(j, opened, policy) for j in outside}
+    if original is not None:
+        settled |= _left(outside, opened)
     in_use = {
         j.record.database for j in outside if j.record.database and _is_written(j.record, opened)
     }
@@ -151,11 +154,6 @@ def share(judged: Iterable[Judgement], images: ImageSet) -> tuple[Judgement, ...
     return tuple(refused.get(id(j), j) for j in judged)
 
 
-def is_output(record: FileRecord) -> bool:
-    """Return whether it is what the tree prints to (a log, not its data): both append to it."""
-    return record.append and all(fd in (1, 2) for _pid, fd in record.holders)
-
-
 def _is_written(record: FileRecord, opened: _Opened) -> bool:
     if record.kind == "carried":  # perhaps only read, or open under a deleted name
         return record.path in opened.written or (
@@ -164,17 +162,33 @@ def _is_written(record: FileRecord, opened: _Opened) -> bool:
     return record.kind == "written"
 
 
-def _separate(
-    judgement: Judgement, opened: _Opened, policy: Policy, original: int | None
-) -> Judgement:
+def _left(judged: Iterable[Judgement], opened: _Opened) -> dict[int, Judgement]:
+    """Return, by `id`, what came along, is not open in the copy, and stays as its living original
+    has it; what a process writes to is refused elsewhere (`copies.spared`).
+    """
+    changed = {
+        inode: j
+        for j in judged
+        if j.verdict == "put-back" and not _is_written(j.record, opened)
+        if (inode := present(j)) is not None
+    }
+    busy = writers_to({inode: [j.record.path] for inode, j in changed.items()})
+    return {
+        id(j): replace(j, verdict="moved-on", why=_LEFT, warns=True, from_prefix=False)
+        for inode, j in changed.items()
+        if inode not in busy
+    }
+
+
+def _separate(judgement: Judgement, opened: _Opened, policy: Policy) -> Judgement:
     record = judgement.record
     if not stat.S_ISREG(record.mode) or judgement.verdict == "beside":
         return judgement
-    if not _is_written(record, opened):
-        if original is not None and judgement.verdict == "put-back" and judgement.exists:
-            return replace(judgement, verdict="moved-on", why=_LEFT, warns=True, from_prefix=False)
-        return judgement
-    if is_output(record) or (judgement.verdict == "refuse" and policy == "refuse"):
+    if (
+        not _is_written(record, opened)
+        or is_output(record)
+        or (judgement.verdict == "refuse" and policy == "refuse")
+    ):
         return judgement
     if record.path in opened.fixed:
         why = "is written to by the copy, and CRIU cannot be given another name for it (no UTF-8)"

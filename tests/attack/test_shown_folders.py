@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.terminal_records import HolderRecord
 from criuctl.errors import CriuctlError, Damaged, PreflightRefused
@@ -16,7 +17,7 @@ from criuctl.restore.relocation import Moves
 
 def moves(workspace: Path | str, *shown: Path | str) -> Moves:
     holder = HolderRecord(workspace=str(workspace), shown=tuple(map(str, shown)))
-    return Moves.of(cast(Manifest, SimpleNamespace(holder=holder)), None)
+    return Moves.of(cast("Manifest", SimpleNamespace(holder=holder)), None)
 
 
 def test_only_the_workspace_of_its_original_is_covered(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_copy_next_to_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> 
     original = zoo.launch("counter.py")
     report = trip.snapshot(original, "--name", "first")
     assert criuctl("restore", report["checkpoint"], check=False)["exit_code"] == 9
-    copy = trip.restore(report, original, "--as", "second")
+    copy = trip.restore(report, original, "--as", "second", "--share-files")
     assert copy.answer["session"] == "second"
     assert [original.ask()["counter"], original.ask()["counter"], copy.ask()["counter"]] == [
         1,
@@ -213,7 +213,9 @@ def test_a_copy_from_a_store_that_takes_no_writes(
         subprocess.run(["mount", "-o", "remount,bind,ro", str(store)], check=True)
         refused = criuctl("restore", "first", "--store", store, check=False)
         assert (refused["exit_code"], refused["error"]["code"]) == (7, "store-denied")
-        copy = trip.restore(report, original, "--as", "second", "--store", str(store))
+        copy = trip.restore(
+            report, original, "--as", "second", "--share-files", "--store", str(store)
+        )
         (warning,) = (text for text in copy.answer["warnings"] if "takes no lease" in text)
         assert "is mounted read-only" in warning
         assert copy.ask()["counter"] == 1
@@ -260,7 +262,7 @@ def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
     copy.end()
     original.ask()
     original.end()
-    trip.restore(report, original, "--as", "third", equal=False).ask()
+    trip.restore(report, original, "--as", "third", "--share-files", equal=False).ask()
 
 
 LOCKER = """
@@ -337,7 +339,7 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
     ledger, mapped = original.folder / "ledger", original.folder / "mapped"
     original.ask()
     report = trip.snapshot(original, "--name", "first", "--with-files", mapped)
-    sharing = trip.restore(report, original, "--as", "sharing", equal=False)
+    sharing = trip.restore(report, original, "--as", "sharing", "--share-files", equal=False)
     (warning,) = (text for text in sharing.answer["warnings"] if IN_THE_FOLDER not in text)
     assert f"{ledger}: PID {original.pid} (" in warning and "writes to it as well" in warning
     sharing.end()

@@ -234,17 +234,11 @@ def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Tr
         "first",
         *(["--with-files", str(original.folder / "b")] if carried else []),
     )
-    sharing = trip.restore(report, original, "--as", "sharing", equal=False)
+    sharing = trip.restore(report, original, "--as", "sharing", "--share-files", equal=False)
     (warning,) = (text for text in sharing.answer["warnings"] if "writes to it as well" in text)
     assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
     sharing.end()
     inode = original.ask()["inodes"]["-a"]
-    if carried:  # which no process has open by that name, so there can be no second one
-        refused = trip.criuctl("restore", report["checkpoint"], "--as", "second", check=False)
-        assert (
-            refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
-        )
-        return
     copy = trip.restore(report, original, "--as", "second", equal=False)
     answer = copy.ask()
     assert answer["texts"] == {"-a": WAS} and answer["inodes"]["-a"] != inode
@@ -264,12 +258,13 @@ def test_a_copy_of_a_file_with_two_names(opened: tuple[str, str], zoo: Zoo, trip
     original.ask()
     copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]): Path(f.get("own_copy", "")) for f in copy.answer["files"]}
-    assert own.keys() == {a, z}
+    opened_names = {path for path, word in zip((a, z), opened, strict=True) if "none" not in word}
+    assert own.keys() == opened_names
     assert a.stat().st_ino == z.stat().st_ino == inode
     assert all(other.name.startswith(f"{path.name}.older-") for path, other in own.items())
-    assert own[a].samefile(own[z]) and own[a].stat().st_nlink == 2
+    assert len({path.stat().st_ino for path in own.values()}) == 1
     answer = copy.ask()
-    assert set(answer["inodes"].values()) == {own[a].stat().st_ino}
+    assert set(answer["inodes"].values()) == {next(iter(own.values())).stat().st_ino}
     assert set(answer["texts"].values()) == {WAS}
     assert set(original.ask()["inodes"].values()) == {inode}
 

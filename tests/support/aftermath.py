@@ -43,7 +43,9 @@ class Aftermath:
             assert animal.differences(animal) == []
         for row in listed:
             copy = self.zoo.adopt(
-                self.criuctl("restore", row["id"], "--as", f"copy-{animal.folder.name}")["pid"],
+                self.criuctl(
+                    "restore", row["id"], "--as", f"copy-{animal.folder.name}", "--share-files"
+                )["pid"],
                 animal,
             )
             assert animal.differences(copy, "*/namespaces/pid", "*/namespaces/mnt") == []
