@@ -28,7 +28,7 @@ def redis_at(folder: Path) -> redis.Redis:
 
 def numbers(folder: Path) -> list[int]:
     with redis_at(folder) as client:
-        return [int(word) for word in client.lrange("numbers", 0, -1)]  # type: ignore[union-attr]
+        return [int(word) for word in client.lrange("numbers", 0, -1)]
 
 
 def add(folder: Path, number: int) -> None:
@@ -100,7 +100,7 @@ def query(folder: Path, text: str) -> list[tuple[Any, ...]]:
             host=str(folder), port=5432, user="trust", dbname="postgres", autocommit=True
         )
     ) as connection:
-        found = connection.execute(text)  # type: ignore[call-overload]
+        found = connection.execute(text)
         return found.fetchall() if found.description else []
 
 
@@ -124,7 +124,7 @@ def test_postgresql(asked: Asked, tmp_path: Path) -> None:
     options = ["listen_addresses=", f"unix_socket_directories={work}", "fsync=off"]
     options += ["shared_buffers=16MB", "max_connections=10", "autovacuum=off"]
     flags = [word for option in options for word in ("-c", option)]
-    argv = ["env", f"LD_PRELOAD={library}", binary("postgres"), "-D", work / "data", *flags]
+    argv = ["env", f"LD_PRELOAD={library}", binary("postgres"), "-D", str(work / "data"), *flags]
     asked("run", "-d", "--name", "work", "--workspace", work, "--", *argv)
     wait_until(lambda: _answers(work), 60, "postgres is there")
     query(work, "CREATE TABLE t (n integer PRIMARY KEY)")

@@ -53,7 +53,7 @@ def taking_root_for_its_user(folder: Path) -> Path:
     source, library = folder / "user.c", folder / "user.so"
     source.write_text(_PRELOADED)
     user = f"-DUSER={pwd.getpwnam('postgres').pw_uid}"
-    argv = ["gcc", "-shared", "-fPIC", user, "-o", library, source]
+    argv = ["gcc", "-shared", "-fPIC", user, "-o", str(library), str(source)]
     subprocess.run(argv, check=True, timeout=60)
     return library
 
