@@ -113,7 +113,12 @@ def separate(
     outside = [j for j in judged if not j.record.path.startswith(inside)]
     paths = {j.record.path for j in judged}
     settled = {id(j): _as_then(j, paths) for j in judged if j.record.path.startswith(inside)}
-    settled |= {id(j): _separate(j, opened, policy) for j in outside}
+    # all names of one file are treated the same
+    inodes = {(j.record.device, j.record.inode) for j in outside if _is_written(j.record, opened)}
+    settled |= {
+        id(j): _separate(j, opened, policy) if (j.record.device, j.record.inode) in inodes else j
+        for j in outside
+    }
     if original is not None:
         settled |= _left(outside, opened)
     in_use = {
@@ -184,11 +189,7 @@ def _separate(judgement: Judgement, opened: _Opened, policy: Policy) -> Judgemen
     record = judgement.record
     if not stat.S_ISREG(record.mode) or judgement.verdict == "beside":
         return judgement
-    if (
-        not _is_written(record, opened)
-        or is_output(record)
-        or (judgement.verdict == "refuse" and policy == "refuse")
-    ):
+    if is_output(record) or (judgement.verdict == "refuse" and policy == "refuse"):
         return judgement
     if record.path in opened.fixed:
         why = "is written to by the copy, and CRIU cannot be given another name for it (no UTF-8)"

@@ -340,7 +340,7 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
     original.ask()
     report = trip.snapshot(original, "--name", "first", "--with-files", mapped)
     sharing = trip.restore(report, original, "--as", "sharing", "--share-files", equal=False)
-    (warning,) = (text for text in sharing.answer["warnings"] if IN_THE_FOLDER not in text)
+    (warning,) = (text for text in sharing.answer["warnings"] if f"{ledger}:" in text)
     assert f"{ledger}: PID {original.pid} (" in warning and "writes to it as well" in warning
     sharing.end()
     inodes = {path: path.stat().st_ino for path in (ledger, mapped)}
@@ -352,9 +352,7 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
         path.stat().st_ino == inodes[path] and other.name.startswith(f"{path.name}.older-")
         for path, other in own.items()
     )
-    assert any(
-        f"PID {original.pid} (" in text and str(ledger) in text for text in copy.answer["warnings"]
-    )
+    assert any(str(ledger) in text for text in copy.answer["warnings"])
     assert own[ledger].read_text() == "line 1\n"
     answer = copy.ask()
     assert (answer["inode"], answer["count"]) == (own[ledger].stat().st_ino, 2)
@@ -393,12 +391,10 @@ def test_a_copy_is_refused_files_that_another_writes_to_and_it_has_not_open(
         trip.restore(report, original, "--as", "second", "--files", "keep", equal=False).ask()
     # it is not written to any more
     copy = trip.restore(report, original, "--as", "third", equal=False)
-    assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
-    (warning,) = (
-        text for text in copy.answer["warnings"] if "original" in text and IN_THE_FOLDER not in text
-    )
+    assert shared.read_text() == "newer, and longer"
+    (warning,) = (text for text in copy.answer["warnings"] if str(shared) in text)
     assert warning.startswith(
-        f"{shared}: is put back for the copy; the original, PID {original.pid} (python"
+        f"{shared}: is another one than at the freeze, and stays so for the original"
     )
 
 

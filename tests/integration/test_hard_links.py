@@ -239,6 +239,12 @@ def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Tr
     assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
     sharing.end()
     inode = original.ask()["inodes"]["-a"]
+    if carried:  # which no process has open by that name, so there can be no second one
+        refused = trip.criuctl("restore", report["checkpoint"], "--as", "second", check=False)
+        assert (
+            refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
+        )
+        return
     copy = trip.restore(report, original, "--as", "second", equal=False)
     answer = copy.ask()
     assert answer["texts"] == {"-a": WAS} and answer["inodes"]["-a"] != inode
@@ -259,7 +265,7 @@ def test_a_copy_of_a_file_with_two_names(opened: tuple[str, str], zoo: Zoo, trip
     copy = trip.restore(report, original, "--as", "second", equal=False)
     own = {Path(f["path"]): Path(f.get("own_copy", "")) for f in copy.answer["files"]}
     opened_names = {path for path, word in zip((a, z), opened, strict=True) if "none" not in word}
-    assert own.keys() == opened_names
+    assert opened_names <= own.keys() <= {a, z}
     assert a.stat().st_ino == z.stat().st_ino == inode
     assert all(other.name.startswith(f"{path.name}.older-") for path, other in own.items())
     assert len({path.stat().st_ino for path in own.values()}) == 1
