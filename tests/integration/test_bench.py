@@ -161,7 +161,7 @@ def test_a_simulated_store(tmp_path: Path) -> None:
     """It is made, listed, pruned and collected, and every step's time and memory is held to what it
     may be.
     """
-    bench = _bench(tmp_path, "store", "--simulated", "60,600", "--json")
+    bench = _bench(tmp_path, "store", "--simulated", "60,600", "--store", "local", "--json")
     out, err = bench.communicate(timeout=500)
     assert (bench.returncode, _left(tmp_path)) == (0, []), err
     (section,) = json.loads(out)["sections"]
