@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from ..errors import CriuctlError, UsageError
+from ..quoting import quoted
 from ..redact import redacted
 from .app import PROGRAM, App, takes_colours
 from .streams import ResultLost, discard, jsonable, tell, write_result
@@ -38,7 +39,7 @@ def as_usage_error(error: click.UsageError) -> UsageError:
     if isinstance(error, click.NoSuchOption) and _takes_command(error.ctx):
         hint = (
             f"Options of the command itself come after --: `{path} ... -- COMMAND "
-            f"{error.option_name} ...`. {hint}"
+            f"{quoted(error.option_name)} ...`. {hint}"
         )
     return UsageError(error.format_message(), hint=hint)
 

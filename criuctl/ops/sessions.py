@@ -273,7 +273,8 @@ def _command(pid: int) -> list[str]:
 
 def ended_error(known: Mapping[str, Any]) -> SessionGone:
     """Return the error of a session that has ended here, with what can be done about it."""
-    name, hints = quoted(known["session"]), []
+    name = quoted(known["session"])
+    hints: list[str] = []
     if known["state"] in ("exited", "lost") and not known["moved_to"]:
         if known.get("checkpoint"):
             hints.append(f"`criuctl restore {name}` brings back its newest checkpoint.")

@@ -122,6 +122,10 @@ OURS = {
     ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
     ("proc/ownership.py", "fault.remedy"),  # a command with its path quoted, by proc/trustedpath.py
     ("ops/migrate.py", "wanted"),  # by which reports name a rule
+    # one of three words of ours
+    ("host/rights.py", "right"),
+    ("session/protocol.py", "command"),
+    ("share/start.py", "role"),
     # of a regular expression, not of a command
     ("session/screen/screen.py", "NARROW"),
     ("session/screen/screen.py", "_STRING_END"),

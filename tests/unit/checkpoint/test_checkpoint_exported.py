@@ -506,7 +506,7 @@ def test_a_pipe_that_is_too_large_for_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(transfer, "available_memory", lambda: 100)
     reading, writing = os.pipe()
-    os.write(writing, bytes(51))
+    os.write(writing, archive.MAGIC + bytes(51))
     os.close(writing)
     try:
         with pytest.raises(StoreFull, match="too large"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import confinement
 
 from criuctl import config
 from criuctl.cli import config_table
@@ -27,7 +28,10 @@ class Setting:
         self.file.parent.mkdir()
 
     def __call__(self, *words: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        done = self.run("config", *words, env={"XDG_CONFIG_HOME": str(self.folder), **env})
+        # Variables outweigh the file, and those of the run are not this user's.
+        nothing = dict.fromkeys(confinement.folders(), "")
+        own = {**nothing, "XDG_CONFIG_HOME": str(self.folder), **env}
+        done = self.run("config", *words, env=own)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

@@ -34,5 +34,5 @@ def test_without_its_package_it_says_what_to_install(
     error = json.loads(done.stdout)["error"]
     assert (
         "it is not here" in error["message"]
-        and f"criuctl[{command.partition(' ')[0]}]" in error["hint"]
+        and f"pip install '.[{command.partition(' ')[0]}]'" in error["hint"]
     )
