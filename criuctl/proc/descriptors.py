@@ -124,9 +124,10 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def open_file(pid: int, fd: int) -> tuple[int, int]:
-    """Return position and flags, O_CLOEXEC among them, of an open file; `OSError`."""
-    lines = read_raw(f"/proc/{pid}/fdinfo/{fd}").split()
-    return int(lines[lines.index(b"pos:") + 1]), int(lines[lines.index(b"flags:") + 1], 8)
+    """Return position and flags, O_CLOEXEC among them, of an open file; `NoSuchProcess`."""
+    with reading(pid):
+        lines = read_raw(f"/proc/{pid}/fdinfo/{fd}").split()
+        return int(lines[lines.index(b"pos:") + 1]), int(lines[lines.index(b"flags:") + 1], 8)
 
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:

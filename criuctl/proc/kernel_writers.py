@@ -47,7 +47,7 @@ from msgspec import Struct, field
 from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 from .descriptors import Descriptor, descriptors
 from .mappings import each_mapping
-from .procfs import all_pids, all_tids, read_link, read_raw, read_status
+from .procfs import all_pids, all_tids, read_bytes, read_link, read_raw, read_status
 from .syscalls import KCMP_FILES, shares
 
 PATIENCE = 2.0  # seconds for calls to end; more than enough, if the machine is not overloaded
@@ -275,4 +275,4 @@ def _copies(link: str) -> bool:
 
 def _stat(pid: int, tid: int) -> list[bytes]:
     """Return the fields of a thread's stat after its name."""
-    return read_raw(f"/proc/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+    return read_bytes(pid, f"task/{tid}/stat").rpartition(b")")[2].split()

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from .mappings import Mapping, each_mapping
+from .procfs import open_entry
 from .syscalls import userfaultfd_number
 
 _NEAR = 48  # bytes around the constant
@@ -51,7 +52,7 @@ def may_ask(pid: int, seen: dict[File, bool]) -> bool:
         for mapping in _code(pid):
             if _file(mapping) not in seen:
                 if memory < 0:
-                    memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+                    memory = open_entry(pid, "mem", os.O_RDONLY)
                 seen[_file(mapping)] = any(map(_asks, _pieces(memory, mapping)))
             if seen[_file(mapping)]:
                 return True

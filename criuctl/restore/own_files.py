@@ -24,6 +24,7 @@ from ..criu.heldfiles import Use
 from ..criu.procfiles import OwnFile, about
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import inject, traced_calls
+from ..proc.procfs import read_link
 from ..proc.traced_calls import Tracee
 from ..report import Reporter
 
@@ -101,7 +102,7 @@ def _with_path(tracee: Tracee, pid: int, number: int, path: str, *arguments: int
     """Run a system call on a path, which is one of our root folder, in a process that may have
     another one.
     """
-    root = os.readlink(f"/proc/{pid}/root").rstrip("/")
+    root = read_link(pid, "root").rstrip("/")
     seen = path.removeprefix(root) if path.startswith(f"{root}/") else path
     with tracee.placed(os.fsencode(seen) + b"\0") as address:
         return tracee.run(number, address, *arguments)

@@ -133,7 +133,8 @@ accept_packages() {
         digest=$(sha256sum <"$deb")
         fields=$(dpkg-deb -f "$deb" Package Architecture Version | sed 's/^[^:]*: //') ||
             die "$deb is no Debian package"
-        # `for` has its list already. shellcheck disable=SC2086 # three words
+        # `for` has its list already.
+        # shellcheck disable=SC2086  # three words
         set -f && set -- $fields && set +f
         pin=$(awk -v package="$1" -v machine="$2" \
             '$2 == package && $3 == machine { print $1, $4 }' "$parts/criu.pins")
