@@ -73,11 +73,13 @@ def test_a_read_past_the_cache_is_seen(call: str, number: int, tmp_path: Path) -
         calls = kernel_writers.unfinished([pid], 0.1)
         if number == 17:
             assert calls.ranges == {pid: [(place, place + SIZE)]}
-            assert calls.processes == {}
+            others = "the running thread"  # of a busy machine, in so short a time
+            assert all(why.startswith(others) for why in calls.processes.values())
+            assert f"of PID {pid}," not in calls.processes.get(pid, "")
         else:
             assert f"in system call {number}" in calls.processes[pid]
         wait_until(lambda: not calling(pid, number), 30, "it has read")
-        calls = kernel_writers.unfinished([pid])
+        calls = kernel_writers.unfinished([pid], 60)
         assert (calls.ranges, calls.processes) == ({}, {})
 
 
