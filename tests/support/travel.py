@@ -163,12 +163,10 @@ class Travel:
         """Restore it; the session is closed with the test."""
         report: dict[str, Any] = self.criuctl("restore", ref, *options)
         self.names.add(report["session"])
-        # The tests take the numbers of terminals themselves.
-        assert [
-            text
-            for text in report["warnings"]
-            if "terminals inside the tree could not have their numbers" not in text
-        ] == []
+        # The tests take the numbers of terminals themselves, and copies share generators.
+        usual = ("terminals inside the tree could not have their numbers", "random generators")
+        others = [text for text in report["warnings"] if not any(part in text for part in usual)]
+        assert others == []
         return report
 
     def desk(self, name: str) -> Desk:
