@@ -162,7 +162,7 @@ class ServedPages:
         first.
         """
         span = self.left[self._at(start)]
-        place, step = start, end - start
+        place, step, absent = start, end - start, -1
         try:
             while place < end:
                 step = min(step, end - place)
@@ -177,6 +177,10 @@ class ServedPages:
                         raise ProcessEnded from error
                     if error.errno == errno.ENOENT and step > PAGE:
                         step = max(PAGE, step // 2 // PAGE * PAGE)  # several mappings
+                    elif error.errno == errno.ENOENT and place != absent:
+                        # A move that ran while the call waited for it looks like this, too. Its
+                        # event is not read yet: the second call fails with EAGAIN.
+                        absent = place
                     elif error.errno in (errno.EEXIST, errno.ENOENT):
                         place += PAGE  # it is there already, or nothing can miss it any more
                     else:
