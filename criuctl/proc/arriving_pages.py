@@ -53,6 +53,7 @@ class _Space:
     def __init__(self, fd: int, key: int, absent: AbsentPages, check: Callable[[], None]) -> None:
         """`check` raises why pages cannot arrive any more."""
         self.fd, self.key, self.absent, self._check = fd, key, absent, check
+        self.events = missing_pages.EventReader(fd)
         self.gone = False  # it has ended, or runs another program
         # Protects what follows and `absent`; held while events are read.
         self._changed = threading.Condition()
@@ -291,7 +292,7 @@ class Arrival:
     def _read(self, space: _Space) -> None:
         faults = []
         with space.mappings_change():
-            for kind, first, second, third in missing_pages.read_events(space.fd):
+            for kind, first, second, third in space.events.read():
                 if kind == missing_pages.FAULT:
                     faults.append(second - second % PAGE)
                 elif kind == missing_pages.FORK:

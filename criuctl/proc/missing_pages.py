@@ -36,13 +36,33 @@ class Event(NamedTuple):
     third: int
 
 
-def read_events(fd: int) -> list[Event]:
-    """Return the events that wait, in order; the program that caused them goes on."""
-    try:
-        data = os.read(fd, _AT_ONCE * _MESSAGE.size)
-    except BlockingIOError:
-        return []
-    return [Event(*message) for message in _MESSAGE.iter_unpack(data)]
+class EventReader:
+    """Read the events of one userfaultfd."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._vacated: list[tuple[int, int]] = []  # by moves, until that is reported once more
+
+    def read(self) -> list[Event]:
+        """Return the events that wait, in order; the program that caused them goes on."""
+        try:
+            data = os.read(self._fd, _AT_ONCE * _MESSAGE.size)
+        except BlockingIOError:
+            return []
+        return list(filter(self._counts, map(Event._make, _MESSAGE.iter_unpack(data))))
+
+    def _counts(self, event: Event) -> bool:
+        """Return False for the `UNMAP` that follows the `REMAP` of the same range.
+
+        The thread that moved it sends it when it has run on, and another thread may have moved
+        other pages into the range by then, whose `REMAP` came before.
+        """
+        if event.kind == REMAP:
+            self._vacated.append((event.first, event.first + event.third))
+        elif event.kind == UNMAP and (event.first, event.second) in self._vacated:
+            self._vacated.remove((event.first, event.second))
+            return False
+        return True
 
 
 def copy(fd: int, to: int, source: int, length: int) -> int:

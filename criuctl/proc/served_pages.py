@@ -61,6 +61,7 @@ class ServedPages:
         """`fd`: its userfaultfd, non-blocking; `spans`: in ascending order."""
         self.fd, self._source = fd, source
         self.left = list(spans)
+        self._events = missing_pages.EventReader(fd)
         self._waiting: list[int] = []  # touched addresses that could not be served yet
         self._ended = False
 
@@ -82,7 +83,7 @@ class ServedPages:
         """Handle what was reported; return the children that were forked."""
         children = []
         try:
-            for kind, first, second, third in missing_pages.read_events(self.fd):
+            for kind, first, second, third in self._events.read():
                 if kind == FAULT:
                     self._waiting.append(second & -PAGE)
                 elif kind == FORK:

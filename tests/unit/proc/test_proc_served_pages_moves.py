@@ -82,3 +82,39 @@ def test_a_page_that_moves_while_its_copy_waits_is_not_lost() -> None:
     mover.turns.put(False)
     mover.join()
     space.close()
+
+
+def test_a_page_that_moves_to_where_another_left_is_not_lost() -> None:
+    """The kernel reports that the place was left once more, after it is taken again."""
+    program = Program(0, 2)
+    fd = program.register()
+    memory = mmap.mmap(-1, 2 * PAGE)
+    memory[:1], memory[PAGE : PAGE + 1] = b"x", b"y"
+    first, second, aside = program.start, program.start + PAGE, Program._map(1)
+    space = ServedPages(fd, [Span(first, second + PAGE, 0)], Source(memoryview(memory)))
+    read = ctypes.create_string_buffer(1)
+    follows = threading.Event()
+
+    def leave() -> None:
+        assert _libc.mremap(first, PAGE, PAGE, _MAYMOVE | _FIXED, aside) == aside
+
+    def follow() -> None:
+        follows.set()
+        assert _libc.mremap(second, PAGE, PAGE, _MAYMOVE | _FIXED, first) == first
+        _libc.memcpy(read, ctypes.c_void_p(first), ctypes.c_size_t(1))
+
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    threads = [threading.Thread(target=action, daemon=True) for action in (leave, follow)]
+    threads[0].start()
+    assert poller.poll(_PATIENCE * 1000)  # it has left, and waits until that is read
+    threads[1].start()
+    follows.wait()
+    time.sleep(0.05)  # its move is reported as well
+    until = time.monotonic() + _PATIENCE
+    while any(thread.is_alive() for thread in threads):
+        assert time.monotonic() < until, "the program hangs"
+        poller.poll(5)
+        space.serve()
+    space.close()
+    assert read.raw == b"y"
