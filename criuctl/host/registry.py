@@ -36,11 +36,14 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
 LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
+# state of a copy that has not run yet: no session, only a note of its firewall lock
+RESTORING = "restoring"
 _ROOM = 4096  # bytes of a record that there is room for
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
     "GPUS",
+    "RESTORING",
     "SHIELDS",
     "Registry",
     "SessionRecord",
@@ -65,7 +68,7 @@ class SessionRecord(Struct, frozen=True):
     name: str
     id: str = field(default_factory=lambda: os.urandom(16).hex())
     incarnation: int = 1
-    state: str = "running"  # running | checkpointed | lost
+    state: str = "running"  # running | checkpointed | lost | restoring
     pid: int = 0  # root of the tree as criuctl sees it, when running
     start_time: int = 0
     boot_id: str = ""
@@ -129,16 +132,19 @@ class Registry:
         self._around: str | None = None  # see `check_outside`
         self._looked = False
 
-    def get(self, name: str) -> SessionRecord | None:
+    def get(self, name: str, *, restoring: bool = False) -> SessionRecord | None:
         """Return the record of `name`, None when there is none or it cannot be read.
 
-        A holder knows its session better: what it runs is the session, whether or not it was ever
-        dumped.
+        `restoring`: also that of a copy that has not run yet.  A holder knows its session better:
+        what it runs is the session, whether or not it was ever dumped.
         """
         record = self._recorded(name)
         if record is not None and record.alive():
             return replace(record, state="running")
-        return self._held(sessions.state_of(self._config, name), name, record) or record
+        held = self._held(sessions.state_of(self._config, name), name, record)
+        if held is None and record is not None and record.state == RESTORING and not restoring:
+            return None
+        return held or record
 
     def _held(
         self, state: Mapping[str, Any] | None, name: str, record: SessionRecord | None
@@ -198,7 +204,11 @@ class Registry:
             record = records.get(name)
             if record is None or not record.alive():
                 records[name] = self._held(state, name, record) or record
-        return [record for _, record in sorted(records.items()) if record is not None]
+        return [
+            record
+            for _, record in sorted(records.items())
+            if record is not None and record.state != RESTORING
+        ]
 
     def of_pid(self, pid: int) -> list[SessionRecord]:
         """Return those whose root has, or had, this PID.

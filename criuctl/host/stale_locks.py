@@ -7,7 +7,16 @@ from msgspec.structs import replace
 from ..config import Config
 from ..errors import Conflict
 from ..proc import locks, netfilter
-from .registry import GPUS, LOCKS, SHIELDS, Registry, boot_id, exclusive_session, run_folder
+from .registry import (
+    GPUS,
+    LOCKS,
+    RESTORING,
+    SHIELDS,
+    Registry,
+    boot_id,
+    exclusive_session,
+    run_folder,
+)
 
 
 def forget_stale_locks(config: Config) -> None:
@@ -27,11 +36,15 @@ def forget_stale_locks(config: Config) -> None:
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:
             with exclusive_session(config, name):
-                record = registry.get(name)  # as the previous holder of the lock has left it
+                # as the previous holder of the lock has left it
+                record = registry.get(name, restoring=True)
                 if record is None or not record.lock_table or record.lock_kept:
                     continue
                 if record.boot_id == boot_id():
                     netfilter.delete_table(record.lock_table)
-                registry.put(replace(record, lock_table=""))
+                if record.state == RESTORING:  # a killed copy: none of it is left
+                    registry.forget(name)
+                else:
+                    registry.put(replace(record, lock_table=""))
         except Conflict:
             continue  # that dump still runs

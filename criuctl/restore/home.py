@@ -13,7 +13,7 @@ from ..config import Config
 from ..host import inside_report
 from ..host.fencing import with_lease
 from ..host.identity import host_id, host_name
-from ..host.registry import Registry, SessionRecord, boot_id
+from ..host.registry import RESTORING, Registry, SessionRecord, boot_id
 from ..namespaces.restore_lock import table_of
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
@@ -102,14 +102,18 @@ def note_coming(
     registry: Registry,
     session: SessionRecord,
     claim: leases.Claim,
+    *,
+    copy: bool,
 ) -> NewHome:
     """Note the firewall lock that CRIU is about to find or make: the next command removes it if
     this one is killed.
+
+    Until it runs, a session is checkpointed; a `copy` has no checkpoint and is no session yet.
     """
     before = registry.get(source.name)
     record = replace(
         session,
-        state="checkpointed",
+        state=RESTORING if copy else "checkpointed",
         boot_id=boot_id(),
         store=config.store,
         checkpoint=source.manifest.id,

@@ -190,7 +190,8 @@ def restore(
         brought = memory.bring(request, found, decided.unpacked, partners, reporter, stack)
 
         # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
-        home = note_coming(config, found, decided.unpacked, registry, session, claim)
+        copy = request.copy
+        home = note_coming(config, found, decided.unpacked, registry, session, claim, copy=copy)
         work = _work(home, request, found, decided, brought, hooks, reporter, partners)
         criu_part = Restoring.of(work)
         with ExitStack() as running:
