@@ -42,6 +42,7 @@ def doctor(config: Config) -> list[Finding]:
         config,
         (
             host_checks.rights,
+            host_checks.seccomp,
             host_checks.criu,
             _hooks,
             host_checks.kernel,

@@ -18,9 +18,10 @@ from pathlib import Path
 from .. import preparation
 from ..config import Config
 from ..criu import binary
+from ..dump.checks.host import SECCOMP, UNFILTERED
 from ..errors import PlatformError, UntrustedPath
 from ..proc import command, netfilter, written_pages
-from ..proc.limits import effective_capabilities
+from ..proc.limits import effective_capabilities, is_filtered
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..proc.ownership import check_own, check_place
@@ -82,6 +83,18 @@ def rights(_config: Config) -> Iterator[Finding]:
                 f"{name} is missing",
                 "Run criuctl as root on the host, or give the container this capability.",
             )
+
+
+def seccomp(_config: Config) -> Iterator[Finding]:
+    """Check that no seccomp filter restricts CRIU: under one it saves no process with a filter."""
+    if is_filtered():
+        yield Finding(
+            "error",
+            SECCOMP,
+            "criuctl has a seccomp filter, which CRIU inherits; processes with a filter, as all of "
+            "a container and of `criuctl run` have, cannot be dumped or restored then",
+            UNFILTERED,
+        )
 
 
 def criu(config: Config) -> Iterator[Finding]:

@@ -43,5 +43,18 @@ def free_descriptors() -> int:
 
 def effective_capabilities() -> int:
     """Return the effective capabilities as a bit mask."""
+    return int(_status("CapEff:"), 16)
+
+
+def is_filtered() -> bool:
+    """Return whether a seccomp filter restricts this process, and with it each CRIU it starts.
+
+    The kernel refuses PTRACE_O_SUSPEND_SECCOMP to such a tracer, whatever the filter allows; CRIU
+    needs it for each process that has a filter itself, in a dump and in a restore.
+    """
+    return _status("Seccomp:", "0") != "0"
+
+
+def _status(key: str, default: str = "") -> str:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+        return next((line.split()[1] for line in file if line.startswith(key)), default)

@@ -21,6 +21,13 @@ _CAPABILITIES = {
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 
+SECCOMP = "seccomp"
+UNFILTERED = (
+    "Run criuctl without one: on the host, in a container that was started with "
+    "`--security-opt seccomp=unconfined` (Kubernetes: `seccompProfile: {type: Unconfined}`), in a "
+    "systemd unit without SystemCallFilter= and its like."
+)
+
 
 def check_host(scene: Scene) -> Iterator[Finding]:
     """Check the rights of criuctl, and what CRIU needs where it will run."""
@@ -30,6 +37,16 @@ def check_host(scene: Scene) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "error", "capabilities", f"criuctl lacks {', '.join(missing)}", "Run criuctl as root."
+        )
+    restricted = [process for process in scene.living if process.seccomp]
+    if scene.filtered and restricted:
+        yield Finding(
+            "error",
+            SECCOMP,
+            f"{restricted[0]} has a seccomp filter, and so has criuctl; CRIU, which inherits it, "
+            "may not suspend the filters of processes then",
+            UNFILTERED,
+            pid=restricted[0].pid,
         )
     if (
         scene.entered("net")

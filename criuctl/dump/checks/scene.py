@@ -19,7 +19,7 @@ from ...host.target import ancestors
 from ...namespaces.network_contents import OwnNetwork
 from ...namespaces.plan import entered_kinds, network_of
 from ...proc.descriptors import Descriptor, descriptors
-from ...proc.limits import effective_capabilities
+from ...proc.limits import effective_capabilities, is_filtered
 from ...proc.mappings import Mapping, mappings
 from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import namespaces
@@ -41,6 +41,7 @@ class Scene(Struct, dict=True):
     own_namespaces: dict[str, int]
     own_capabilities: int
     own_ids: tuple[int, int]  # real user and group
+    filtered: bool = False  # criuctl, and so CRIU, has a seccomp filter
     with_files: tuple[str, ...] = ()  # files and folders that are taken along
     streams: frozenset[str] = frozenset()  # pipes whose other end a restore is given again
 
@@ -255,6 +256,7 @@ def collect(
         namespaces=spaces,
         own_namespaces=namespaces("self"),
         own_capabilities=effective_capabilities(),
+        filtered=is_filtered(),
         own_ids=(os.getuid(), os.getgid()),
         with_files=tuple(os.path.abspath(path) for path in with_files),
         streams=frozenset(streams),
