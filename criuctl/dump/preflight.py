@@ -20,6 +20,7 @@ from ..host.target import Target
 from ..proc.tree import ends_reported
 from ..report import RECORDED, Finding, summarised
 from .checks import known_programs
+from .checks.carried import check_carried
 from .checks.connections import PASSES, check_sockets
 from .checks.containers import DECISIVE
 from .checks.contents import check_contents
@@ -116,6 +117,9 @@ def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
 
     for pause in PAUSES:
         findings, scene = look()
+        # where it moves, the other host has been asked which files it has
+        if scene is not None and request.carry_binaries and not job.moves:
+            findings += check_carried(scene)
         errors = [f for f in findings if f.level == "error"]
         if not errors or not all(f.hint.startswith(PASSES) for f in errors):
             return findings, scene
