@@ -258,24 +258,37 @@ def test_tracer_is_named(tmp_path: Path) -> None:
         assert f" {read_process(program.pid).tracer_pid} (" in finding.text
 
 
-def test_a_container_is_named_first_with_what_its_engine_offers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scope", "engine", "remedy"),
+    [
+        ("docker-{}.scope", "a Docker container", "`docker checkpoint create {} NAME`"),
+        ("libpod-{}.scope", "a podman container", "checkpoint --export FILE {}`"),
+        ("user.slice/libpod-{}.scope", "a podman container", "containers of root alone"),
+        ("machine-x.scope", "a container of systemd-nspawn", "systemd-nspawn cannot checkpoint"),
+    ],
+)
+def test_a_container_is_named_first_with_what_its_engine_offers(
+    scope: str, engine: str, remedy: str, tmp_path: Path
+) -> None:
     """The remedies of all else that is found there do not help."""
     top = _mount_of("cgroup", "pids") or _mount_of("cgroup2", "")
     assert top is not None, "no control group file system is mounted on this machine"
     own_root = next(case for case in REFUSED if case.name == "root-of-its-own").program
     digits = f"{os.getpid():064x}"
-    group = Path(top) / f"docker-{digits}.scope"
-    group.mkdir()
+    group = Path(top) / f"criuctl-{os.getpid()}" / scope.format(digits)
+    group.mkdir(parents=True)
     try:
         with running(f"{own_root}\nassert libc.unshare(0x80) == 0", tmp_path) as program:
             (group / "cgroup.procs").write_text(str(program.pid))
             first, *others = _obstacles(program.pid)
     finally:
-        groups.remove(group)
+        while group != Path(top):
+            groups.remove(group)
+            group = group.parent
     assert others
     assert first.code == "own-root"
-    assert f"is in a Docker container ({digits[:12]})" in first.text
-    assert f"`docker checkpoint create {digits[:12]} NAME`" in first.hint
+    assert f"is in {engine}" in first.text
+    assert remedy.format(digits[:12]) in first.hint
 
 
 def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:

@@ -432,8 +432,11 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
             f"a unix {kernel.type} socket is connected to{name} of {holder}, outside the tree; "
             "only this half is saved, and after a restore the program sees the end of the "
             "connection, unless it is reconnected",
-            "See `criuctl connections`; a rule in connection_rules, or --connections, says what "
-            "is done with it.",
+            "`--connections reconnect`, or a rule in connection_rules, connects it to that name "
+            "again, for a program that can begin the conversation anew."
+            if s.peer_name
+            else "Nothing can connect it again, because its other end has no name: dump a tree "
+            "that holds both ends, or have the program open a new one when it reads the end.",
             pid=s.pid,
             fd=s.fd,
         )

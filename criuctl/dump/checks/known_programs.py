@@ -1,10 +1,10 @@
 """Known programs and what they need to be dumped: a specific hint instead of the general one.
 
 The checks describe an obstacle in the kernel's terms.  Why a program has such a thing, and which of
-its options avoids it, is particular to the program, and is in this table.  Each row was tried with
-the program (tests/integration/test_known_programs.py): with the hint, `check` finds no error any
-more, and the program goes on after a dump and a restore.  Programs that can be dumped as they come
-have no row (Redis, nginx, a JVM).
+its options avoids it, is particular to the program, and is in this table.  Each row that offers
+a way was tried with the program (tests/integration/test_known_programs.py): with the hint, `check`
+finds no error any more, and the program goes on after a dump and a restore.  Programs that can be
+dumped as they come have no row (Redis, nginx, a JVM).
 """
 
 from __future__ import annotations
@@ -71,6 +71,21 @@ KNOWN_PROGRAMS = (
         frozenset({"bwrap"}),
         frozenset({"session-outside-pid-namespace", "proc-mount"}),
         _BWRAP,
+        starts=True,
+    ),
+    KnownProgram(
+        "conmon",
+        frozenset({"conmon"}),
+        frozenset({"nested-namespace", "mount-namespace"}),
+        "conmon holds a container of podman or CRI-O: criuctl cannot dump that, and what is inside "
+        "neither. As root, `podman container checkpoint` can; for a rootless one there is no way.",
+    ),
+    KnownProgram(
+        "firejail",
+        frozenset({"firejail"}),
+        _SANDBOX | {"session-outside-pid-namespace", "proc-mount"},
+        "No way is known to dump what firejail confines. Start the program without firejail, or "
+        "under bubblewrap: `bwrap --unshare-pid --as-pid-1 --new-session --proc /proc ...`.",
         starts=True,
     ),
     KnownProgram(

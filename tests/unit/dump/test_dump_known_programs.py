@@ -33,6 +33,8 @@ def error(code: str, pid: int | None, text: str = "text", hint: str = "general")
             ["/bin/sleep", "/usr/bin/bwrap"],
             "--as-pid-1 --new-session",
         ),
+        ("nested-namespace", ["/usr/bin/conmon"], "podman container checkpoint"),
+        ("proc-mount", ["/bin/sleep", "/usr/bin/firejail"], "No way is known"),
         ("io-uring", ["/usr/bin/node"], "UV_USE_IO_URING=0"),
         ("io-uring", ["/usr/sbin/mariadbd"], "--innodb-use-native-aio=OFF"),
         ("sysv-shm", ["/usr/lib/postgresql/15/bin/postgres"], "PrivateIPC=yes"),
