@@ -16,7 +16,6 @@ never on a disk.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -50,6 +49,7 @@ from ..host.journal import events, operation_facts
 from ..host.latest_checkpoints import Latest
 from ..host.registry import check_name
 from ..host.rights import roles_of
+from ..proc import trustedpath
 from ..proc.procfs import available_memory
 from ..quoting import quoted
 from ..report import Reporter
@@ -387,28 +387,41 @@ def _warn_of_another(repository: Repository, session: SessionRef, reporter: Repo
 
 
 def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
-    """Return a seekable descriptor, and its name for messages."""
-    url = "standard input" if isinstance(source, int) else str(source)
+    """Return a seekable descriptor, and its name for messages; `UntrustedPath` for a path through
+    another user's link.
+    """
+    if isinstance(source, Path):
+        return _opened_file(source, stack), str(source)
+    url = "standard input"
     try:
-        fd = (
-            os.dup(source)
-            if isinstance(source, int)
-            else os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        )
+        fd = os.dup(source)
     except OSError as error:
-        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
-        raise UsageError(f"{url} cannot be read: {why}", hint=_NAME_A_FILE) from error
+        raise UsageError(f"{url} cannot be read: {error.strerror}", hint=_NAME_A_FILE) from error
     stack.callback(os.close, fd)
     kind = os.fstat(fd).st_mode
-    if stat.S_ISDIR(kind):
-        raise UsageError(f"{url} is a folder", hint=_NAME_A_FILE)
     if stat.S_ISREG(kind):
         return fd, url
-    if not isinstance(source, int) or not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):
         raise UsageError(f"{url} is no regular file", hint=_NAME_A_FILE)
     file = stack.enter_context(os.fdopen(os.memfd_create("criuctl-import", os.MFD_CLOEXEC), "w+b"))
     _keep(fd, file, url)
     return file.fileno(), url
+
+
+def _opened_file(path: Path, stack: ExitStack) -> int:
+    users = {0, os.geteuid()}
+    # not abspath(): ".." after a link is another folder than the text says
+    walk = trustedpath.opened(os.path.join(os.getcwd(), path), trusted=users, follow_last=False)
+    try:
+        place = stack.enter_context(walk)
+        kind = place.status.st_mode
+        if not stat.S_ISREG(kind):
+            what = "a link" if stat.S_ISLNK(kind) else "no regular file"
+            what = "a folder" if stat.S_ISDIR(kind) else what
+            raise UsageError(f"{path} is {what}", hint=_NAME_A_FILE)
+        return stack.enter_context(place.reopened())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_NAME_A_FILE) from error
 
 
 def _exactly(fd: int, size: int) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config, text_of
-from criuctl.errors import ConfigError, CriuctlError, UnsupportedFormat, UsageError
+from criuctl.errors import ConfigError, CriuctlError, UnsupportedFormat, UntrustedPath, UsageError
 from criuctl.ops.transfer import import_
 from criuctl.report import Reporter
 
@@ -30,6 +30,25 @@ def test_import_of_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
         import_(
             Config(state_dir=str(tmp_path), store=str(tmp_path / "store")),
             irregular(tmp_path, kind),
+            reporter=Reporter(),
+        )
+
+
+@pytest.mark.parametrize("name", ["x", "link/x", "link/../y/x"])
+def test_import_through_a_link_of_another_user(tmp_path: Path, name: str) -> None:
+    """A user who may change a folder above the file does not choose what root reads."""
+    secret, folder = tmp_path / "root" / "secret", tmp_path / "user"
+    for place in (secret, folder, tmp_path / "y"):
+        place.mkdir(parents=True)
+        (place / "x").write_bytes(bytes(64))
+    (folder / "link").symlink_to(secret)
+    os.lchown(folder / "link", 65534, 65534)
+    os.chown(folder, 65534, 65534)
+    reached = UnsupportedFormat if name == "x" else UntrustedPath
+    with pytest.raises(reached):
+        import_(
+            Config(state_dir=str(tmp_path), store=str(tmp_path / "store")),
+            folder / name,
             reporter=Reporter(),
         )
 
