@@ -7,6 +7,10 @@ not be.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +18,7 @@ import pytest
 from support import oracle
 from support.command import Home
 from support.hooking import HookFolder
-from support.keeper import Keeper
+from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
 from support.stored import plain
 
@@ -96,6 +100,59 @@ def test_credentials_of_the_store_in_a_session_are_told(operators: Operators) ->
     assert CANARY not in warning
     here = {**ours, "CRIUCTL_STORE": str(operators.store)}
     assert operators("run", "-d", "--name", "b", "--", "sleep", "1000", env=here)["warnings"] == []
+
+
+def secretive(operators: Operators) -> dict[str, str]:
+    """The environment of one who opens an encrypted store of that run."""
+    given = {"CRIUCTL_PASSPHRASE": CANARY}
+    made = operators("store", "init", "--passphrase", "--recovery-key", env=given)
+    return {
+        **given,
+        "CRIUCTL_RECOVERY_KEY": made["recovery_key"],
+        "AWS_SECRET_ACCESS_KEY": CANARY,
+        "CZOO_KNOWN": KNOWN,
+    }
+
+
+def started(words: str, parent: int = 0) -> list[int]:
+    """The processes with these words in their command, of this parent if one is given."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        line = oracle.read(f"/proc/{pid}/cmdline").replace("\0", " ")
+        above = oracle.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1:2]
+        if words in line and above and (not parent or above == [str(parent)]):
+            found.append(pid)
+    return found
+
+
+def test_keeper_and_guardian_of_a_fork_have_no_secrets(operators: Operators) -> None:
+    """They live as long as the copies, and any process of their user can read their environment."""
+    ours = secretive(operators)
+    operators.shell("work")
+    operators("fork", "work", "--as", "copy-4f9e2b71", env=ours, timeout=2 * TIMEOUT)
+    keeper, guardian = started("fork work --as copy-4f9e2b71")
+    for pid in (keeper, guardian):
+        content = environ(pid)
+        assert CANARY.encode() not in content, f"PID {pid}"
+        assert ours["CRIUCTL_RECOVERY_KEY"].encode() not in content, f"PID {pid}"
+
+
+def test_the_agent_of_an_editor_is_not_given_criuctl_s_secrets(
+    operators: Operators, home: Home
+) -> None:
+    """AWS_* stays: an agent may need it for its model."""
+    ours = {**operators.environment(), **SECRETS, "AWS_SECRET_ACCESS_KEY": KNOWN}
+    command = [sys.executable, "-m", "criuctl", "acp", "--", "sleep", "4392871"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=ours, cwd=home.path) as serving:
+        try:
+            wait_until(lambda: started("sleep 4392871", serving.pid), TIMEOUT, "the agent runs")
+            (agent,) = started("sleep 4392871", serving.pid)
+            assert KNOWN.encode() in environ(agent)
+            assert CANARY.encode() not in environ(agent)
+        finally:
+            for pid in started("sleep 4392871", serving.pid):
+                os.kill(pid, signal.SIGKILL)
+            serving.kill()
 
 
 def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(
