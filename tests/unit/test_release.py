@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -68,6 +69,37 @@ def test_all_agree(checkout: Path) -> None:
 def test_this_checkout_s_version_and_changelog_agree() -> None:
     _release(ROOT, "check")
     assert "### Added" in _release(ROOT, "notes")
+
+
+def test_digests_and_provenance_name_packages_commit_and_materials(checkout: Path) -> None:
+    """Of a clean checkout only, and of packages of this version only."""
+    (checkout / "scripts/lib").mkdir()
+    for name in ("provenance.py", "python.lock", "criu.pins"):
+        shutil.copy(ROOT / "scripts/lib" / name, checkout / "scripts/lib")
+    folder = checkout / "dist"
+    folder.mkdir()
+    names = ["criuctl-1.2.0-py3-none-any.whl", "criuctl_1.2.0+bookworm_amd64.deb"]
+    for name in names:
+        (folder / name).write_text(name)
+    assert "not committed" in _release(checkout, "digests", code=1)
+    (checkout / ".gitignore").write_text("/dist/\n")
+    _git(checkout, "add", ".")
+    _git(checkout, "commit", "-qm", "Release")
+    _release(checkout, "digests")
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True)
+    listed = (folder / "SHA256SUMS").read_text().split()[1::2]
+    assert listed == [*names, "provenance.json"]
+    said = json.loads((folder / "provenance.json").read_text())
+    assert [one["name"] for one in said["subject"]] == names
+    materials = said["predicate"]["buildDefinition"]["resolvedDependencies"]
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=checkout, text=True).strip()
+    assert materials[0]["digest"] == {"gitCommit": head}
+    assert all(one.get("digest") or one["annotations"]["sha256"] for one in materials)
+    digests = (ROOT / "scripts/lib/python.lock").read_text().count("--hash=sha256:")
+    assert sum(len(m.get("annotations", {}).get("sha256", ())) for m in materials) == digests
+    assert any(one.get("uri", "").startswith("pkg:deb/debian/criu@") for one in materials)
+    (folder / "criuctl-1.1.0-py3-none-any.whl").write_text("old")
+    assert "criuctl-1.1.0" in _release(checkout, "digests", code=1)
 
 
 @pytest.mark.parametrize(
