@@ -190,6 +190,9 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
         )
         if (record.alive() and not ended) or later:
             state = None
+    if state is not None and _never_came(state, record):
+        why = "its restore was interrupted"
+        state = {**state, "state": "lost", "reason": why, "checkpoint": None}
     if state is not None:
         body = {
             "session": state["session"],
@@ -243,6 +246,18 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
         body["home"] = (state or {}).get("home") or known or _host_of(moved_to)
     body["moved_to"] = moved_to if body["state"] == "checkpointed" else None
     return body
+
+
+def _never_came(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
+    """Return whether a killed restore of a copy has left this: a dump and a move record more, and
+    what was dumped before is not in its first incarnation.
+    """
+    if state["state"] != "checkpointed" or state["holder_alive"] or state["moved_to"]:
+        return False
+    return record is None or (
+        (record.id, record.state, record.incarnation) == (state["id"], "running", 1)
+        and not record.alive()
+    )
 
 
 def _forked_from(record: SessionRecord | None, id: str) -> str | None:

@@ -17,7 +17,8 @@ def test_a_log_in_the_folder_of_the_program(zoo: Zoo, criuctl: Criuctl, home: Ho
     """No host without the program could show it there: refused, and the remedy works."""
     folder = home.path / "job"
     folder.mkdir()
-    program = shutil.copy(os.path.realpath(sys.executable), folder / "program")
+    program = folder / "program"
+    shutil.copy(os.path.realpath(sys.executable), program)
     text = f"import time; log = open({str(folder / 'log')!r}, 'a'); print('ready', flush=True)"
     animal = zoo.launch([str(program), "-I", "-S", "-c", f"{text}; time.sleep(600)"])
     refused = criuctl("dump", animal.pid, "--carry-binaries", check=False)

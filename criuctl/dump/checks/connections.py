@@ -433,7 +433,7 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
             "only this half is saved, and after a restore the program sees the end of the "
             "connection, unless it is reconnected",
             "`--connections reconnect`, or a rule in connection_rules, connects it to that name "
-            "again, for a program that can begin the conversation anew."
+            "again; the program must be able to start the exchange from its beginning."
             if s.peer_name
             else "Nothing can connect it again, because its other end has no name: dump a tree "
             "that holds both ends, or have the program open a new one when it reads the end.",
