@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import leaks, linting
+from support import confinement, leaks, linting
 from support.aftermath import Aftermath
 from support.command import Criuctl, Home
-from support.confinement import Confinement
 from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
@@ -48,7 +47,7 @@ pytest_plugins = [
 ]  # radosgw_server and rclone_server are there once for the whole session
 
 
-_CONFINEMENT = Confinement()  # before any test module reads the environment
+_CONFINEMENT = confinement.Confinement()  # before any test module reads the environment
 _AHEAD = pytest.StashKey[linting.Check]()
 
 
@@ -74,6 +73,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_unconfigure() -> None:
     """The folders of this run go last."""
     _CONFINEMENT.close()
+
+
+@pytest.fixture(autouse=True)
+def own_folders() -> Iterator[None]:
+    """A test leaves nothing in the folders that are a host's, if it is given no others."""
+    yield
+    if written := confinement.uncovered():
+        pytest.fail(f"written to folders of the host, not of the test: {', '.join(written)}")
 
 
 @pytest.fixture

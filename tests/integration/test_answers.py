@@ -167,7 +167,7 @@ def test_a_name_whose_session_has_moved_away(zoo: Zoo, criuctl: Criuctl) -> None
 def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     """The wrong CRIU is said to be wrong."""
     animal = zoo.launch("counter.py", "1")
-    criuctl.extra["CRIUCTL_CRIU"] = "/nonexistent/criu"
+    criuctl.extra["CRIUCTL_CRIU"] = "/proc/nonexistent/criu"
     assert criuctl("dump", animal.pid, check=False)["exit_code"] == 13
     criuctl.extra["CRIUCTL_CRIU"] = "/bin/true"
     assert criuctl("dump", animal.pid, check=False)["exit_code"] in (5, 13)

@@ -257,7 +257,7 @@ def test_an_empty_path_takes_nothing_along(zoo: Zoo, trip: Trip) -> None:
 def test_what_cannot_be_taken_along_is_named(zoo: Zoo, trip: Trip) -> None:
     """A missing one is, before anything is touched, and what only the kernel has."""
     animal = zoo.launch("counter.py")
-    for path in ("/nonexistent/file", "/sys/bus/platform/drivers_probe", "/proc/1"):
+    for path in (str(animal.folder / "missing"), "/sys/bus/platform/drivers_probe", "/proc/1"):
         answer = trip.criuctl("dump", animal.pid, "--with-files", path, check=False)
         assert answer["exit_code"] == 4 and path in answer["error"]["message"]
     animal.ask()

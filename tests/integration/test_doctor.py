@@ -125,7 +125,7 @@ def test_store_that_cannot_be_reached(config: Config, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("criu", "words"), [("/nonexistent/criu", "not an executable"), ("/bin/true", "")]
+    ("criu", "words"), [("/proc/nonexistent/criu", "not an executable"), ("/bin/true", "")]
 )
 def test_criu_that_is_none(config: Config, criu: str, words: str) -> None:
     found = doctor(replace(config, criu=criu))

@@ -37,7 +37,7 @@ def secret(tmp_path: Path, text: str, **options: Any) -> Settings:
 
 @pytest.fixture
 def server(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
-    monkeypatch.setenv("HOME", "/nonexistent")  # no .pgpass of the user who runs the tests
+    monkeypatch.setenv("HOME", "/proc/nonexistent")  # no .pgpass of the user who runs the tests
     return postgres_server
 
 
@@ -428,7 +428,7 @@ class TestEncryption:
 
     @pytest.fixture(autouse=True)
     def _no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("HOME", "/nonexistent")
+        monkeypatch.setenv("HOME", "/proc/nonexistent")
 
     @pytest.mark.parametrize("options", [{}, {"user": "trust", "database": "postgres"}])
     def test_encrypted(self, tls_server: PostgresServer, options: dict[str, str]) -> None:

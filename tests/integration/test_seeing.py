@@ -45,7 +45,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     first = host("dump", "web", "--leave-running")
     host("dump", "web")
     restored = host("restore", "web", "--detach")
-    host("dump", "web", "--with-files", "/nonexistent", check=False)
+    host("dump", "web", "--with-files", "/proc/nonexistent", check=False)
     host("pin", "web@1")
     host("rm", "web@1", "web@2", check=False)
     host("prune", "--keep-last", 1, "--newest-too")

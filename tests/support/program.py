@@ -23,7 +23,7 @@ def clean_environment(**more: str) -> dict[str, str]:
         **kept,
         **folders(),
         "PYTHONPATH": str(ROOT),
-        "HOME": "/nonexistent",
+        "HOME": "/proc/nonexistent",
         "PYTHONDONTWRITEBYTECODE": "1",
         **more,
     }

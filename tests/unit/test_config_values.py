@@ -73,7 +73,7 @@ def test_a_number_beyond_all_ranges_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "variable",
-    [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/nonexistent", "XDG_CONFIG_HOME": ".config"}],
+    [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/proc/nonexistent", "XDG_CONFIG_HOME": ".config"}],
 )
 def test_the_current_folder_configures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str]

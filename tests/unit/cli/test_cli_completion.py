@@ -100,12 +100,12 @@ def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> Non
 
 
 def test_pids_once_a_digit_is_typed(complete: Callable[..., list[str]]) -> None:
-    assert complete("criuctl dump ", CRIUCTL_STATE_DIR="/nonexistent") == []
+    assert complete("criuctl dump ", CRIUCTL_STATE_DIR="/proc/nonexistent") == []
     assert "1" in complete("criuctl dump 1")
 
 
 def test_no_store_completes_nothing_and_says_nothing(complete: Callable[..., list[str]]) -> None:
-    assert complete("criuctl restore ", CRIUCTL_STORE="/nonexistent/store") == []
+    assert complete("criuctl restore ", CRIUCTL_STORE="/proc/nonexistent/store") == []
     assert (
         complete(
             "criuctl show ",
@@ -115,4 +115,4 @@ def test_no_store_completes_nothing_and_says_nothing(complete: Callable[..., lis
         == []
     )
     assert complete("criuctl show ", CRIUCTL_STORE="nonsense://") == []
-    assert complete("criuctl --config /nonexistent show ") == []
+    assert complete("criuctl --config /proc/nonexistent show ") == []

@@ -96,7 +96,7 @@ def test_the_effective_configuration_is_a_file_that_means_the_same(setting: Sett
     assert list(yaml.safe_load(shown)) == list(config.KEYS)
     copy = setting.folder / "copy.yaml"
     copy.write_text(shown)
-    nothing = {"XDG_CONFIG_HOME": "/nonexistent"}
+    nothing = {"XDG_CONFIG_HOME": "/proc/nonexistent"}
     before, after = config.load(str(setting.file), nothing), config.load(str(copy), nothing)
     freeze = {**config.MAX_FREEZE, "snapshot": 7.0}
     rules = [rule for _where, rule in before.connection_rules]
@@ -276,6 +276,6 @@ def test_the_sample_has_every_key_and_changes_nothing(setting: Setting) -> None:
     setting("sample", "--output", str(setting.file))
     assert setting.file.read_text() == text
     setting("sample", "--output", str(setting.file), code=9)
-    setting("sample", "--output", "/nonexistent/x", code=2)
+    setting("sample", "--output", "/proc/nonexistent/x", code=2)
     setting("check")
     assert os.stat(setting.file).st_mode & 0o022 == 0

@@ -43,13 +43,13 @@ def test_version_names_all_that_takes_part(criuctl: Run) -> None:
 
 
 def test_version_without_any_criu(criuctl: Run) -> None:
-    done = criuctl("version", env={"CRIUCTL_CRIU": "/nonexistent"})
+    done = criuctl("version", env={"CRIUCTL_CRIU": "/proc/nonexistent"})
     assert done.returncode == 0
     assert "none found" in done.stdout
 
 
 def test_doctor_s_exit_code_follows_its_findings(criuctl: Run, env: dict[str, str]) -> None:
-    for more, code in (({}, None), ({"CRIUCTL_CRIU": "/nonexistent"}, 13)):
+    for more, code in (({}, None), ({"CRIUCTL_CRIU": "/proc/nonexistent"}, 13)):
         done = criuctl("doctor", "--json", env=env | more)
         body = json.loads(done.stdout)
         assert all(set(f) == FINDING for f in body["findings"])

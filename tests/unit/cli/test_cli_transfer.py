@@ -201,7 +201,7 @@ def test_what_makes_no_sense_is_2(source: Host) -> None:
         ("export", "web", "x", "--no-encrypt", "--key-file", "y"),
         ("export", "web", "x", "--passphrase"),  # no terminal to ask on
         ("import", "x", "--key-file", "y", "--passphrase"),
-        ("import", "/nonexistent/x"),
+        ("import", "/proc/nonexistent/x"),
         ("import", str(source.path)),
     ):
         source(*args, code=2)

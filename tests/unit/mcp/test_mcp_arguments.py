@@ -18,7 +18,7 @@ from criuctl.mcp.service import Service, as_tool_error
 from criuctl.ops.own_commands import OwnCommands
 from criuctl.report import Reporter
 
-SERVER = build(Service(Config(), "admin", OwnCommands(["/nonexistent"], Reporter())))
+SERVER = build(Service(Config(), "admin", OwnCommands(["/proc/nonexistent"], Reporter())))
 
 
 @pytest.mark.parametrize(

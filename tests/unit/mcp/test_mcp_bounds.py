@@ -84,7 +84,7 @@ def test_a_search_has_an_end() -> None:
 
 @pytest.mark.parametrize(("role", "count"), [("observe", 6), ("write", 15), ("admin", 15)])
 def test_tools_by_role(role: str, count: int) -> None:
-    service = Service(Config(), role, OwnCommands(["/nonexistent"], Reporter()))
+    service = Service(Config(), role, OwnCommands(["/proc/nonexistent"], Reporter()))
     tools = asyncio.run(build(service).list_tools())
     assert len(tools) == count
     for tool in tools:

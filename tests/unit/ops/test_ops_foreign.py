@@ -253,7 +253,9 @@ def test_an_exported_file_is_shown_without_a_store(tmp_path: Path) -> None:
     with Repository.init(LocalStore(config.store), encryption=True, config=config) as repository:
         written = kit.write(repository)
     transfer.export(config, "web", tmp_path / "file", reporter=Reporter())
-    shown = show(config.with_options(store="/nonexistent/store"), str(tmp_path / "file"), maps=True)
+    shown = show(
+        config.with_options(store="/proc/nonexistent/store"), str(tmp_path / "file"), maps=True
+    )
     assert (shown.manifest.id, shown.store) == (written.id, str(tmp_path / "file"))
     assert shown.to_dict()["origin"]["number"] == 1
     assert list(shown.maps) == [0]

@@ -23,7 +23,11 @@ SESSION = SessionRef("web", "ab" * 16)
 def test_a_beat_that_fails_unexpectedly_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
+    config = Config().with_options(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        key_dir=str(tmp_path / "keys"),
+    )
     with (
         open_store(config.store, config) as store,
         Repository.open(store, config, create_local=True) as repository,
@@ -63,7 +67,11 @@ def test_a_beat_that_fails_unexpectedly_is_not_the_last(
 def test_a_lease_that_runs_out_after_the_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
+    config = Config().with_options(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        key_dir=str(tmp_path / "keys"),
+    )
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     absent, heart = Heartbeat(config, 30.0, wake), Heartbeat(config, 30.0, wake)
     lost: list[Heartbeat] = []

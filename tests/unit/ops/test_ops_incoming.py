@@ -33,7 +33,7 @@ class Site:
     """The inbox and the records of one host."""
 
     def __init__(self, path: Path) -> None:
-        self.config = Config(state_dir=str(path))
+        self.config = Config(state_dir=str(path), key_dir=str(path / "keys"))
         self.repository = inbox.opened(self.config)
         self.moves = Moves(self.config, Incoming)
         self.key = inbox.key_for(self.repository, new_id(), None)

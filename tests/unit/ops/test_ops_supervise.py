@@ -38,7 +38,12 @@ def events() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def post(tmp_path: Path, events: list[dict[str, Any]]) -> Post:
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), hook_dirs=())
+    config = Config(
+        store=str(tmp_path / "store"),
+        state_dir=str(tmp_path / "state"),
+        key_dir=str(tmp_path / "keys"),
+        hook_dirs=(),
+    )
     with (
         open_store(config.store, config) as store,
         Repository.open(store, config, create_local=True),
@@ -158,6 +163,7 @@ def test_a_wrong_key_is_not_waited_for(
     config = Config(
         store=str(tmp_path / "store"),
         state_dir=str(tmp_path / "state"),
+        key_dir=str(tmp_path / "keys"),
         passphrase_file=str(phrase),
     )
     Repository.init(

@@ -216,7 +216,7 @@ def test_protocols_by_port() -> None:
     "options",
     [
         ("--listen", "127.0.0.1:0", "--to", "localhost:6380", "--cert", __file__),
-        ("--listen", "/nonexistent/x", "--to", "localhost:6380", "--key", __file__),
+        ("--listen", "/proc/nonexistent/x", "--to", "localhost:6380", "--key", __file__),
         ("--listen", "127.0.0.1:0", "--to", "localhost:6380", "--owner", "root"),
         ("--listen", "127.0.0.1:0", "--to", "localhost"),
         ("--listen", "127.0.0.1:0", "--to", "localhost:1234"),

@@ -33,6 +33,7 @@ def test_more_shared_memory_than_descriptors(
         store=str(tmp_path / "store"),
         state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
+        key_dir=str(tmp_path / "keys"),
     )
     repository = Repository.open(open_store(config.store, config), config, create_local=True)
     page = bytes(range(256)) * (PAGE // 256)

@@ -92,7 +92,7 @@ def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Talk:
             desk = Desk(config, read_only=request.param)
             access = Access(["proxy.example.org"])
             app = application(
-                desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), Gate()
+                desk, access, Live(desk), Actions(desk, ["/proc/nonexistent/criuctl"]), Gate()
             )
             async with TestClient(TestServer(app)) as client:
                 await conversation(Page(client, access))
