@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def test_fish_gets_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(criuctl("completion", "fish").stdout)
     program = tmp_path / "criuctl"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m criuctl "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m criuctl "$@"\n')
     program.chmod(0o755)
     asked = [
         "fish",
@@ -55,7 +56,7 @@ def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
     script = tmp_path / "completion"
     script.write_text(criuctl("completion", "bash").stdout)
     program = tmp_path / "criuctl"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m criuctl "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m criuctl "$@"\n')
     program.chmod(0o755)
 
     def ask(line: str, breaks: str = " \t\n\"'@><=;|&(:", **env: str) -> list[str]:
