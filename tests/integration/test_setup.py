@@ -113,7 +113,11 @@ def test_the_command_imports_nothing_of_its_callers(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('somebody else's json')\n")
     done = subprocess.run(
         [PREFIX / "venv/bin/criuctl", "version", "--json"],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/proc/nonexistent"},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(tmp_path),
+            "PYTHONHOME": "/proc/nonexistent",
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
