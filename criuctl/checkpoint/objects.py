@@ -38,8 +38,9 @@ MAX_HEAD = 1 << 20  # plain bytes of a head
 MAX_FEATURES = 1024  # bytes of all feature names
 FIRST_READ = 4096  # bytes within which a head nearly always ends
 _WRITER = "writer:"
-# bytes that every object has, and within which its domain is named
-DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE
+_EMPTY_FRAME = 9  # bytes of an empty zstd frame
+# bytes that every object has, and within which it names its domain after a few features
+DECLARED = HEADER.size + 2 * (OVERHEAD + _EMPTY_FRAME)
 _BOUND = OVERHEAD + 1024  # a zstd frame is at most this much longer than its content
 # the header of a frame that zstd skips: its magic, number of bytes that follow
 _SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50

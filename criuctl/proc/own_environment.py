@@ -14,11 +14,13 @@ def forget_secrets() -> None:
     """Remove criuctl's secrets from this process's environment, for a process that goes on alone.
 
     ``/proc/PID/environ`` shows the memory that the kernel filled at the start, which no unsetenv
-    changes: it is overwritten. Call it while there is one thread.
+    changes: they are overwritten there.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
-    os.environ.clear()
+    for name in [name for name in os.environ if name.startswith(_SECRETS)]:
+        del os.environ[name]
     fields = read_text(os.getpid(), "stat").rpartition(")")[2].split()
-    begin, end = int(fields[47]), int(fields[48])  # env_start and env_end
-    ctypes.memset(begin, 0, end - begin)
-    os.environ.update(kept)
+    address, end = int(fields[47]), int(fields[48])  # env_start and env_end
+    for variable in ctypes.string_at(address, end - address).split(b"\0"):
+        if os.fsdecode(variable).startswith(_SECRETS):
+            ctypes.memset(address, 0, len(variable))
+        address += len(variable) + 1

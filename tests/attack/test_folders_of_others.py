@@ -189,13 +189,14 @@ def theirs(home: Home) -> Path:
 
 def test_home_of_a_user_that_sudo_kept(criuctl: Criuctl, theirs: Path) -> None:
     """Root runs nothing that the user's configuration names."""
-    answer = criuctl("doctor", check=False, env={"HOME": str(theirs)})
+    home = {"HOME": str(theirs), "XDG_CONFIG_HOME": ""}
+    answer = criuctl("doctor", check=False, env=home)
     assert answer["exit_code"] == 2, answer
     assert f"{theirs} belongs to user {USER}, not to root" in answer["error"]["message"]
     assert "sudo -H" in answer["error"]["hint"]
     assert not (theirs / "ran").exists()
     (theirs / ".config" / "criuctl" / "config.yaml").unlink()
-    assert criuctl("version", check=False, env={"HOME": str(theirs)})["exit_code"] == 0
+    assert criuctl("version", check=False, env=home)["exit_code"] == 0
 
 
 @pytest.mark.parametrize("by", ["--config", "XDG_CONFIG_HOME", "HOME", "a link"])
