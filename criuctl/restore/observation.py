@@ -58,7 +58,7 @@ def plan_options(config: Config, request: RestoreRequest) -> PlanOptions:
         request.alone,
         bool(request.group),
         request.network,
-        bool(executables(config, "pre-restore")),
+        prepared=bool(executables(config, "pre-restore")),
     )
 
 
