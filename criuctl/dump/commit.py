@@ -5,6 +5,9 @@ RULE: the manifest is written last, by one atomic put; its existence is the chec
 RULE: only CRIU ends the tree, only after `Commit.images_complete` has returned, which for a dump
 that ends the tree is after the manifest is in the store.  What raises before is a veto: the tree
 runs on.
+
+A tree that runs on is thawed as soon as what only the frozen tree shows has been taken (`_take`);
+the images are completed, described and stored afterwards (`store_running`).
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Commit(Struct, eq=False):
     manifest: Manifest | None = None
     let_go: bool = False  # CRIU is, or was, about to be allowed to end the tree
     _memory: list[PageImage] = field(default_factory=list)
+    _taken: Taken | None = None
     _kept: bool = False  # an external connection is kept
     _frozen_ms: float = 0.0
 
@@ -82,15 +86,14 @@ class Commit(Struct, eq=False):
         self.parts.terminals.close_input_again()
         self.job.reporter.step("collect")
         self._memory = memory
-        self.manifest = self._describe(self.freeze.short.left(memory))
-        if self.job.request.leave_running:  # the upload goes on after the thaw, see `store_running`
-            self.destination.writer.wait_hashed()
+        self._taken = self._take()
+        if self.job.request.leave_running:  # the rest goes on after the thaw, see `store_running`
             self._meet("images")  # while one is still read, none may run on
             limit.stop_clock()  # before it is given back, which must not be interrupted half way
             self.freeze.give_back()
             self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
             return
-        described = self._with_tracked(self.manifest)
+        described = self._with_tracked(self._describe())
         self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
         self._meet("images")
         self.manifest = self._store(self._timed(described, self._frozen_ms))
@@ -134,7 +137,6 @@ class Commit(Struct, eq=False):
 
     def store_running(self) -> None:
         """Store the data of a snapshot, whose tree runs again."""
-        assert self.manifest is not None
         self.parts.end_connection_watch()
         self.parts.holder.thawed()
         exact = None if self.parts.holder.held_since else ImageSet(self.freeze.folder).frozen_us()
@@ -143,7 +145,7 @@ class Commit(Struct, eq=False):
             devices.give_back()  # if a device is lost nevertheless, this checkpoint is needed
             if devices.taken_at:  # the program has waited since it was locked
                 exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
-        described = self._with_tracked(self.manifest)
+        described = self._with_tracked(self._describe())
         timed = self._timed(described, (exact or self._frozen_ms * 1000) / 1000)
         self.manifest = self._store(replace(timed, timings=timed.timings | self._gpu_timings()))
 
@@ -206,34 +208,26 @@ class Commit(Struct, eq=False):
             manifest, bytes=sizes, timings=timings, warnings=tuple(self.job.reporter.warnings)
         )
 
-    def _describe(self, memory: list[PageImage]) -> Manifest:
-        """Complete CRIU's images, and put the manifest together."""
+    def _take(self) -> Taken:
+        """Take what only the frozen tree shows; the program waits for it."""
         parts, seen, reporter = self.parts, self.freeze.seen, self.job.reporter
         writer = self.destination.writer
         images = ImageSet(self.freeze.folder)
-        _check_images(images, parts, self.freeze)
         _check_links(images, seen.connections)
-        parts.repairs.amend_dump(images)
-        parts.call_limits.amend(images)
-        links = parts.links.collect(images, writer)
+        parts.repairs.amend_frozen(images)
+        parts.call_limits.amend(images)  # a tree that runs on goes on with these, too
+        links = parts.links.collect(images, writer)  # CRIU removes them when the tree runs on
         collected = self.freeze.collected
-        file_records, held = collected.files.result()
-        for text in collected.reporter.warnings:
-            reporter.warning(text)
-        reporter.codes += collected.reporter.codes
-        kept = (
-            c for c in seen.connections if c.policy == "keep" and c.external and c.protocol == "tcp"
-        )
-        self._kept = any(kept)
+        held = collected.files.result()[1]
         holder = parts.holder.begin(writer)
         if parts.holder.in_flight:
             reporter.warning(
                 f"a step that must not be repeated is under way: {parts.holder.in_flight[0]}",
                 "A restore goes on in the middle of it.",
             )
-        taken = Taken(
-            seen.tree,
-            file_records,
+        return Taken(
+            collected.processes.result(),
+            collected.files.result()[0],
             seen.connections,
             links,
             parts.external,
@@ -242,13 +236,28 @@ class Commit(Struct, eq=False):
             terminals=parts.terminals.take(seen.tree, seen.opened, writer),
             holder=holder,
             fifos=fifos.with_unread(images, seen.tree, seen.opened),
+            inodes=[*held, *inode_records.of_links(links)],
         )
-        made = store_and_describe(self.job, self.destination.session, taken, images, memory, writer)
-        held += inode_records.of_links(links)
-        mac = inode_records.mac(self.job.config, made.session.id, held)
-        made = made.with_use(inodes=tuple(held), inodes_mac=mac)
-        if parts.devices is not None:
-            made = made.with_gpu(parts.devices.record(), self._gpu_timings())
+
+    def _describe(self) -> Manifest:
+        """Complete CRIU's images, and put the manifest together; the tree may run."""
+        assert self._taken is not None
+        taken, reporter, writer = self._taken, self.job.reporter, self.destination.writer
+        images = ImageSet(self.freeze.folder)
+        _check_images(images, self.parts, self.freeze)
+        self.parts.repairs.amend_dump(images)
+        for text in self.freeze.collected.reporter.warnings:
+            reporter.warning(text)
+        reporter.codes += self.freeze.collected.reporter.codes
+        self._kept = any(
+            c.policy == "keep" and c.external and c.protocol == "tcp" for c in taken.connections
+        )
+        left = self.freeze.short.left(self._memory)
+        made = store_and_describe(self.job, self.destination.session, taken, images, left, writer)
+        mac = inode_records.mac(self.job.config, made.session.id, taken.inodes)
+        made = made.with_use(inodes=tuple(taken.inodes), inodes_mac=mac)
+        if self.parts.devices is not None:
+            made = made.with_gpu(self.parts.devices.record(), self._gpu_timings())
         return predicates.with_required(made, tuple(self.required))
 
     # -- the end of the tree -----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from msgspec import Struct, field
 
 from ..checkpoint.connection_record import ConnectionRecord
 from ..checkpoint.file_records import FileRecord, InodeRecord
+from ..checkpoint.manifest import ProcessRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..connections.record import untaken
 from ..connections.survey import FreezeAgain
@@ -47,6 +48,7 @@ from .criu_failures import LONG, PASSES, PAUSES, passing
 from .delivery import Delivery
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
+from .manifest_of_tree import process_records
 from .parts import TreeParts
 from .short_freeze import ShortFreeze
 
@@ -66,6 +68,7 @@ class Collected(Struct, frozen=True):
     reporter: Reporter  # of the collection: what it reports counts only if this try succeeds
     files: Later[tuple[list[FileRecord], list[InodeRecord]]]
     own: Later[dict[int, list[tuple[int, int]]]]  # see `private_memory`
+    processes: Later[list[ProcessRecord]]
 
 
 class Freeze(Struct, eq=False):
@@ -223,8 +226,12 @@ class Freeze(Struct, eq=False):
         # Files and memory of one process alone are looked at by another thread, while CRIU reads
         # the memory.
         assert self._helper is not None
-        own = self._helper.do(lambda: private_memory.own_memory(tree))
-        self._collected = Collected(reporter, self._helper.do(lambda: self._files(reporter)), own)
+        self._collected = Collected(
+            reporter,
+            own=self._helper.do(lambda: private_memory.own_memory(tree)),
+            files=self._helper.do(lambda: self._files(reporter)),
+            processes=self._helper.do(lambda: process_records(tree)),
+        )
         if not self.job.request.leave_running:
             parts.farewell.hold(looked.external)
         self.seen.connections = [c.record for c in looked.connections]

@@ -15,7 +15,13 @@ from .. import __version__
 from ..cgroups import membership
 from ..checkpoint.chunks import LAYERS
 from ..checkpoint.connection_record import ConnectionRecord
-from ..checkpoint.file_records import ExternalFile, FifoRecord, FileRecord, LinkRecord
+from ..checkpoint.file_records import (
+    ExternalFile,
+    FifoRecord,
+    FileRecord,
+    InodeRecord,
+    LinkRecord,
+)
 from ..checkpoint.manifest import ImageFile, Manifest, MemoryImage, ProcessRecord, SessionRef
 from ..checkpoint.terminal_records import HolderRecord, TerminalRecord
 from ..checkpoint.writer import CheckpointWriter
@@ -111,7 +117,7 @@ def result_of(
 class Taken(Struct, frozen=True):
     """What was taken of the tree, without CRIU's pages and images."""
 
-    tree: Sequence[Process]
+    processes: Sequence[ProcessRecord]
     files: Sequence[FileRecord]
     connections: Sequence[ConnectionRecord]
     links: Sequence[LinkRecord]
@@ -121,6 +127,7 @@ class Taken(Struct, frozen=True):
     terminals: Sequence[TerminalRecord] = ()
     holder: HolderRecord | None = None
     fifos: Sequence[FifoRecord] = ()
+    inodes: Sequence[InodeRecord] = ()
 
 
 def _shown(taken: Taken) -> HolderRecord | None:
@@ -147,7 +154,6 @@ def store_and_describe(
         if any(f.kind == "mapped" and f.data is not None for f in taken.files)
         else []
     )
-    everywhere = processor_affinity.everywhere()
     made = Manifest(
         id=os.urandom(16).hex(),
         session=SessionRef(session.name, session.id),
@@ -157,8 +163,8 @@ def store_and_describe(
         host=host_info(job.config),
         criu=criu_facts.criu_info(job.config) | {"leave_running": job.request.leave_running},
         criuctl=__version__,
-        root=_process(taken.tree[0], everywhere),
-        processes=tuple(_process(p, everywhere) for p in taken.tree),
+        root=taken.processes[0],
+        processes=tuple(taken.processes),
         namespaces=taken.entry.to_dict(),
         images=image_files,
         image_data=writer.stream("images"),
@@ -250,6 +256,12 @@ def _memory(
         data=writer.stream(image.key),
         own=tuple(own.get(image.key.id, ())) if image.key.kind == "task" else (),
     )
+
+
+def process_records(tree: Sequence[Process]) -> list[ProcessRecord]:
+    """Return the records of the frozen tree's processes."""
+    everywhere = processor_affinity.everywhere()
+    return [_process(p, everywhere) for p in tree]
 
 
 def _process(p: Process, everywhere: set[int]) -> ProcessRecord:

@@ -63,15 +63,17 @@ def with_unread(
 
     `DumpFailed` for one that CRIU takes another one for: the images do not show whose data it is.
     """
-    queues = [queue for queue in saved_queues(images) if queue.data and queue.paths]
-    if not queues:
-        return []
     pipes = [
         d
         for held in opened.values()
         for d in held
         if d.kind == "pipe" and not d.target.startswith("pipe:")
     ]
+    if not pipes:
+        return []
+    queues = [queue for queue in saved_queues(images) if queue.data and queue.paths]
+    if not queues:
+        return []
     for queue in queues:
         same = list({(d.device, d.inode): d.target for d in pipes if queue.of(d.inode)}.values())
         if len(same) > 1:

@@ -8,8 +8,9 @@ operation calls every registered repair at fixed moments (`criuctl.repairs.regis
 method             when                                       what it may do
 =================  =========================================  ====================================
 ``record``         dump: frozen, CRIU has read nothing yet    read /proc; change what CRIU will see
-``amend_dump``     dump: all images are written; the tree is  read /proc; edit the images before
-                   still frozen                               the commit
+``amend_frozen``   dump: all images are written; the tree is  read /proc; edit the images
+                   still frozen
+``amend_dump``     dump: later; the tree may run again        edit the images before the commit
 ``amend_restore``  restore: before CRIU reads the images      edit the images; add descriptors
 ``mend``           restore: memory and descriptors are in     run calls inside stopped processes
                    place; groups and terminals follow
@@ -99,8 +100,14 @@ class Repair:
         was noted, do not add to it.
         """
 
+    def amend_frozen(self, images: ImageSet, frozen: FrozenTree) -> None:
+        """Complete the images of the dump with what the tree shows only while it is frozen.
+
+        The program waits for it: return at once where there is nothing to do.
+        """
+
     def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
-        """Complete the images of the dump."""
+        """Complete the images of the dump by themselves, and by what was noted of the tree."""
 
     def amend_restore(self, restore: RestoreImages) -> None:
         """Take out of the images what CRIU cannot restore, and keep it for `mend`."""

@@ -50,8 +50,8 @@ class LateSignals(Repair):
 
     loses = "CRIU 4.2 loses signals, above all of timers, that come while it reads the memory."
 
-    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
-        """Add what is pending now; the tree is still frozen."""
+    def amend_frozen(self, images: ImageSet, frozen: FrozenTree) -> None:
+        """Add what is pending now."""
         names = set(images.names())
         for process in frozen.processes:
             with suppress(OSError, NoSuchProcess):  # it was killed

@@ -36,7 +36,7 @@ class MemfdSeals(Repair):
 
     loses = "CRIU 4.2 maps sealed memory files with more rights than the program had."
 
-    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
+    def amend_frozen(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that can never become
         writable.
         """

@@ -82,8 +82,14 @@ class Repairs:
         for repair in self._all.values():
             repair.record(frozen)
 
+    def amend_frozen(self, images: ImageSet) -> None:
+        """Call `amend_frozen`: all images are written; the tree is still frozen."""
+        assert self._frozen is not None
+        for repair in self._all.values():
+            repair.amend_frozen(images, self._frozen)
+
     def amend_dump(self, images: ImageSet) -> None:
-        """Call `amend_dump`: all images are written; the tree is still frozen."""
+        """Call `amend_dump`: the images are about to be stored; the tree may run again."""
         assert self._frozen is not None
         for repair in self._all.values():
             repair.amend_dump(images, self._frozen)

@@ -29,9 +29,10 @@ class RenamedSockets(Repair):
 
     loses = "CRIU 4.2 binds a renamed unix socket under its first name again."
 
-    def amend_dump(self, images: ImageSet, frozen: FrozenTree) -> None:
+    def amend_frozen(self, images: ImageSet, frozen: FrozenTree) -> None:
         """Put the present names into the images; a name that is too long to bind is a warning."""
-        follow_renamed(images, frozen.processes, frozen.reporter)
+        if any(d.kind == "socket" for held in frozen.opened.values() for d in held):
+            follow_renamed(images, frozen.processes, frozen.reporter)
 
 
 def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
