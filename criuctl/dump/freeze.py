@@ -26,7 +26,7 @@ from ..checkpoint.manifest import ProcessRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..connections.record import untaken
 from ..connections.survey import FreezeAgain
-from ..criu import driver
+from ..criu import driver, schema
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..errors import DumpFailed, FrozenTooLong, NoSuchProcess
@@ -57,6 +57,7 @@ class Seen(Struct):
     """What was seen of the frozen tree, in the last try."""
 
     tree: list[Process] = field(default_factory=list)
+    # complete once `Collected.files` is there
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     connections: list[ConnectionRecord] = field(default_factory=list)
     at: float = 0.0  # when the freeze began, monotonic
@@ -94,6 +95,7 @@ class Freeze(Struct, eq=False):
 
     def run(self, commit: Callable[[list[PageImage]], None]) -> None:
         """Freeze the tree and take it; CRIU lets it go or ends it after `commit` has returned."""
+        schema.message("CORE")  # loaded now: it is needed in a freeze
         self.parts.holder.read_ahead(self.writer)
         self.parts.terminals.ready()
         ahead = self.writer.keys()  # what a try that failed does not undo
@@ -204,7 +206,10 @@ class Freeze(Struct, eq=False):
         parts.holder.seized()
         self.job.reporter.step("frozen")
         self.seen.tree = tree = read_tree(root)
-        self.seen.opened = opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
+        # of regular files, which may be many, later: see `_files`
+        self.seen.opened = opened = {
+            p.pid: descriptors(p.pid, special=True) for p in tree if not p.zombie
+        }
         parts.repairs.record(FrozenTree(tree, opened, self.job.reporter))
         # Peers are asked over the program's own connections: only now, before CRIU locks and
         # repairs those.
@@ -241,6 +246,7 @@ class Freeze(Struct, eq=False):
         return driver.Frozen(criu_facts.page_guards(tree), looked.unix_keys())
 
     def _files(self, reporter: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:
+        self.seen.opened.update({pid: descriptors(pid) for pid in self.seen.opened})
         held = inode_records.record(self.seen.tree, self.seen.opened)
         parts, job = self.parts, self.job
         found = recording.collect(

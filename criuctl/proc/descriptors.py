@@ -50,6 +50,7 @@ _DELETED = " (deleted)"
 _O_CLOEXEC = 0o2000000
 # How often to look at a descriptor that becomes another file meanwhile, as a shell's do. Some file
 # systems report two inodes for one file.
+_PLAIN = (stat.S_IFREG, stat.S_IFDIR)
 _ATTEMPTS = 3
 
 # Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and
@@ -96,9 +97,10 @@ class Descriptor(NamedTuple):
         )
 
 
-def descriptors(pid: int) -> list[Descriptor]:
+def descriptors(pid: int, *, special: bool = False) -> list[Descriptor]:
     """Return all open descriptors of `pid`, ascending; none for a zombie.
 
+    With `special`, only those that are neither of regular files nor of folders, which may be many.
     `NoSuchProcess`, `PreflightRefused`. Descriptors that are closed meanwhile are left out.
     """
     found = []
@@ -111,6 +113,8 @@ def descriptors(pid: int) -> list[Descriptor]:
                 try:
                     for name in sorted(os.listdir(fds), key=int):
                         try:
+                            if special and stat.S_IFMT(os.stat(name, dir_fd=fds).st_mode) in _PLAIN:
+                                continue
                             found.append(_read(name, fds, infos, f"/proc/{pid}/root"))
                         except (FileNotFoundError, ProcessLookupError):
                             continue
@@ -132,13 +136,11 @@ def open_file(pid: int, fd: int) -> tuple[int, int]:
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
     for _ in range(_ATTEMPTS):
+        # if the first and the last are about one file, so is the one between them: the program may
+        # reopen the descriptor meanwhile
+        status = os.stat(name, dir_fd=fds)
+        target = target_of(name, fds)
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
-        # all answers are about one file, even if the program reopens the descriptor meanwhile
-        handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)
-        try:
-            target, status = target_of(f"/proc/self/fd/{handle}"), os.fstat(handle)
-        finally:
-            os.close(handle)
         # older kernels do not show the inode
         common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}
         extra = []

@@ -25,6 +25,7 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,16 @@ PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 CONNECT, BIND, LISTEN, CHDIR, FCHDIR = 42, 49, 50, 80, 81
 SETGROUPS, SETFSUID, SETFSGID = 116, 122, 123
 MMAP, MUNMAP, MADVISE, DUP3 = 9, 11, 28, 292
+_READ_WRITE, _READ_EXECUTE, _PRIVATE_ANONYMOUS = 3, 5, 0x22
+_WORD = 8
+# Makes the request r14 of r12 threads, whose numbers are at rbx, with registers at r13; leaves the
+# results in place of the numbers.
+_OF_EACH = (
+    b"\x4c\x89\xf7\x48\x8b\x33\x31\xd2\x4d\x89\xea"  # ptrace(r14, [rbx], 0, r13)
+    b"\xb8\x65\x00\x00\x00\x0f\x05\x48\x89\x03"  # mov [rbx], rax
+    b"\x48\x83\xc3\x08\x49\x81\xc5\xd8\x00\x00\x00"  # add rbx, 8; add r13, 216
+    b"\x49\xff\xcc\x75\xdb\xcc"  # dec r12; jnz; int3
+)
 LSEEK, PIDFD_OPEN, PIDFD_GETFD, KEYCTL = 8, 434, 438, 250
 F_DUPFD_CLOEXEC = 1030
 _EXIT_GROUP = 231
@@ -352,38 +363,73 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
     r10`` as attributes. A thread that is neither just after its call, which ended with EINTR, nor
     just before it is left alone. `BlockingIOError` if the tracer itself is in no system call.
     """
-    size = ctypes.sizeof(Registers)
-    address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
-    memory = os.open(f"/proc/{tracer}/mem", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        saved = os.pread(memory, size, address)
+    size = len(threads) * (_WORD + ctypes.sizeof(Registers))
+    with calling(tracer) as run:
+        data = _mapped(run, size, _READ_WRITE)
+        code = _mapped(run, len(_OF_EACH), _READ_EXECUTE)
         try:
-            with calling(tracer) as run:
-                for tid, wanted in threads.items():
-                    if not _exists(run(PTRACE, GETREGS, tid, 0, address), tid):
-                        continue
-                    registers = Registers.from_buffer_copy(os.pread(memory, size, address))
-                    expected = (
-                        (wanted.ip, _MINUS_EINTR),
-                        (wanted.ip - len(_SYSCALL), wanted.orig_ax),
-                    )
-                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in expected:
-                        registers.rip, registers.rax, registers.orig_rax = (
-                            wanted.ip,
-                            wanted.ax,
-                            wanted.orig_ax,
-                        )
-                        registers.rdi, registers.rdx, registers.r10 = (
-                            wanted.di,
-                            wanted.dx,
-                            wanted.r10,
-                        )
-                        os.pwrite(memory, registers, address)
-                        _exists(run(PTRACE, SETREGS, tid, 0, address), tid)
+            write_memory(tracer, code, _OF_EACH)
+            now = _of_each(tracer, code, data, GETREGS, dict.fromkeys(threads, Registers()))
+            changed = {
+                tid: registers for tid, registers in now.items() if _back(registers, threads[tid])
+            }
+            _of_each(tracer, code, data, SETREGS, changed)
         finally:
-            os.pwrite(memory, saved, address)
-    finally:
-        os.close(memory)
+            run(MUNMAP, code, len(_OF_EACH))
+            run(MUNMAP, data, size)
+
+
+def _mapped(run: Callable[..., int], size: int, access: int) -> int:
+    """Map new memory in the process of `run`; return its address."""
+    address = run(MMAP, 0, size, access, _PRIVATE_ANONYMOUS, -1, 0)
+    if address < 0:
+        raise OSError(-address, os.strerror(-address))
+    return address
+
+
+def _of_each(
+    tracer: int, code: int, data: int, request: int, threads: Mapping[int, Registers]
+) -> dict[int, Registers]:
+    """Have the stopped `tracer` make this request of ptrace(2) of all these threads at once; return
+    the registers of those that still exist.
+
+    `code`: where `_OF_EACH` is in its memory; `data`: room for the numbers and the registers. It
+    ends with a SIGTRAP, which CRIU has no handler for.
+    """
+    if not threads:
+        return {}
+    numbers = struct.Struct(f"={len(threads)}q")
+    content = numbers.pack(*threads) + b"".join(map(bytes, threads.values()))
+    write_memory(tracer, data, content)
+    registers = registers_of(tracer)
+    registers.rip, registers.orig_rax = code, ctypes.c_ulonglong(-1).value
+    registers.rbx, registers.r12, registers.r13 = data, len(threads), data + numbers.size
+    registers.r14 = request
+    ptrace(SETREGS, tracer, 0, registers)
+    number = 0
+    while number != signal.SIGTRAP:
+        ptrace(_CONT, tracer, 0, number)
+        stop = _wait_stop(tracer)
+        number = 0 if stop >> 8 else stop
+    content = read_memory(tracer, data, len(content))
+    return {
+        tid: Registers.from_buffer_copy(content, numbers.size + at * ctypes.sizeof(Registers))
+        for at, (tid, result) in enumerate(zip(threads, numbers.unpack_from(content), strict=True))
+        if _exists(result, tid)
+    }
+
+
+def _back(registers: Registers, wanted: Any) -> bool:
+    """Put the registers of a thread back to where its call was interrupted, if it is there."""
+    expected = (
+        (wanted.ip, _MINUS_EINTR),
+        (wanted.ip - len(_SYSCALL), wanted.orig_ax),
+    )
+    if registers.rsp != wanted.sp or (registers.rip, registers.rax) not in expected:
+        return False
+    registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, wanted.orig_ax
+    registers.rdi, registers.rdx, registers.r10 = wanted.di, wanted.dx, wanted.r10
+    return True
 
 
 def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:

@@ -169,6 +169,12 @@ def read_status(pid: int, name: str = "status") -> dict[str, str]:
         return dict(line.split(":", 1) for line in read_lines(pid, name))
 
 
+def field_of(status: bytes, name: bytes) -> bytes:
+    """Return one field of the content of a status file: for many threads, `read_status` is slow."""
+    at = status.index(b"\n%b:" % name) + len(name) + 2
+    return status[at : status.index(b"\n", at)].strip()
+
+
 def memory_info() -> dict[str, str]:
     """Return the fields of ``/proc/meminfo``; sizes are "N kB"."""
     return dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())

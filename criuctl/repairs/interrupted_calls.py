@@ -28,6 +28,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 from msgspec import Struct
@@ -191,26 +192,38 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
         return
     found: dict[int, dict[int, Any]] = {}  # tracer -> its threads
     depths: dict[int, int] = {}  # tracer -> how many PID namespaces see it
-    for tid in (tid for pid in pids for tid in _threads(pid)):
-        try:
-            status = read_status(tid)
-        except NoSuchProcess:  # it was killed
-            continue
-        if handled and not int(status["SigCgt"], 16):
-            continue
-        numbers = status["NSpid"].split()  # from criuctl's PID namespace to its own
-        if (call := calls.get(int(numbers[-1]))) is None or not (
-            tracer := int(status["TracerPid"])
-        ):
-            continue
-        if _is_call(tid, call.ip - _SYSCALL_LENGTH):
-            depth = depths.get(tracer) or depths.setdefault(
-                tracer, len(read_status(tracer)["NSpid"].split())
-            )
-            found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
+    for pid in pids:
+        is_call = cache(partial(_is_call, pid))
+        for status, numbers in _numbered(pid):
+            if handled and not int(status["SigCgt"], 16):
+                break
+            if (call := calls.get(numbers[-1])) is None or not (tracer := int(status["TracerPid"])):
+                continue
+            if is_call(call.ip - _SYSCALL_LENGTH):
+                depth = depths.get(tracer) or depths.setdefault(
+                    tracer, len(read_status(tracer)["NSpid"].split())
+                )
+                found.setdefault(tracer, {})[numbers[depth - 1]] = call
     for tracer, threads in found.items():
         with inject.stopped(tracer):
             inject.set_traced(tracer, threads)
+
+
+def _numbered(pid: int) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Yield the threads of a process: a status, and the thread's numbers, from criuctl's PID
+    namespace to its own.
+
+    Where there is but one namespace, one status stands for all threads: CRIU traces all of them.
+    """
+    tids = _threads(pid)
+    alone: dict[str, str] | None = None
+    for tid in tids:
+        with suppress(NoSuchProcess):  # it was killed
+            status = alone or read_status(tid)
+            numbers = [int(word) for word in status["NSpid"].split()]
+            if len(numbers) == 1 and tid == pid:
+                alone = status
+            yield status, numbers if alone is None else [tid]
 
 
 def _threads(pid: int) -> list[int]:
@@ -220,12 +233,12 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _is_call(tid: int, address: int) -> bool:
+def _is_call(pid: int, address: int) -> bool:
     """Return whether a ``syscall`` instruction is there: the number of a call may also be what
     another one has returned.
     """
     try:
-        return read_memory(tid, address, _SYSCALL_LENGTH) == _SYSCALL
+        return read_memory(pid, address, _SYSCALL_LENGTH) == _SYSCALL
     except (OSError, CriuctlError):  # not mapped; or the thread has been killed
         return False
 

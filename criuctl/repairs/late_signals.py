@@ -26,7 +26,7 @@ from msgspec import Struct
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
-from ..proc.procfs import read_status
+from ..proc.procfs import field_of, read_bytes, read_status
 from ..proc.tree import Process
 from .base import FrozenTree, Repair
 
@@ -82,10 +82,11 @@ def _queues(process: Process, main: str) -> Iterator[_Queue]:
     """Return those that are not empty."""
     shared: set[int] = set()
     for tid in os.listdir(f"/proc/{process.pid}/task"):
-        status = read_status(process.pid, f"task/{tid}/status")
-        shared |= _signals(status["ShdPnd"])
-        if own := _signals(status["SigPnd"]):
-            yield _Queue(f"core-{status['NSpid'].split()[-1]}.img", int(tid), own, shared=False)
+        status = read_bytes(process.pid, f"task/{tid}/status")
+        shared |= _signals(field_of(status, b"ShdPnd"))
+        if own := _signals(field_of(status, b"SigPnd")):
+            inner = int(field_of(status, b"NSpid").split()[-1])
+            yield _Queue(f"core-{inner}.img", int(tid), own, shared=False)
     if shared:
         yield _Queue(main, process.pid, shared, shared=True)
 
@@ -152,7 +153,7 @@ def _info(number: int, timers: Any) -> bytes:
     return _INFO.pack(number, 0, code, 0, 0, 0)
 
 
-def _signals(mask: str) -> set[int]:
+def _signals(mask: bytes) -> set[int]:
     bits = int(mask, 16)
     return (
         {number for number in range(1, 65) if bits >> (number - 1) & 1} - _NEVER if bits else set()
