@@ -20,6 +20,7 @@ import os
 import socket
 import struct
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -53,6 +54,9 @@ class ScanHook:
         self.unavailable = "CRIU was not reached"  # why there is no hook
         self._hidden: Mapping[int, Sequence[Range]] = {}
         self._numbers: dict[int, int] | None = None  # CRIU's number of a process -> ours
+        # where anything is hidden, in whichever process
+        self._starts: list[int] = []
+        self._ends: list[int] = []
         self._criu = 0
         self._ours: socket.socket | None = None
         self._theirs: socket.socket | None = None
@@ -61,6 +65,7 @@ class ScanHook:
     def hide(self, hidden: Mapping[int, Sequence[Range]]) -> None:
         """Hide these ascending ranges of processes, by our PIDs, from now on."""
         self._hidden, self._numbers = hidden, None
+        self._starts, self._ends = _united(hidden)
 
     def descriptor(self) -> int:
         """Return the end of a new socket for the next CRIU to inherit."""
@@ -121,13 +126,16 @@ class ScanHook:
         """Return the answer to one scan by CRIU."""
         if not self._hidden:
             return _ONWARD
-        pagemap = _borrowed(self._criu, fd)
+        memory = os.open(f"/proc/{self._criu}/mem", os.O_RDWR | os.O_CLOEXEC)
         try:
-            hidden = self._hidden_of(pagemap)
-            memory = os.open(f"/proc/{self._criu}/mem", os.O_RDWR | os.O_CLOEXEC)
+            scan = list(_SCAN.unpack(os.pread(memory, _SCAN.size, address)))
+            start, end = scan[_START], scan[_END]
+            # most scans are of libraries: whose they are need not be known
+            if bisect_right(self._ends, start) == bisect_left(self._starts, end):
+                return _ONWARD
+            pagemap = _borrowed(self._criu, fd)
             try:
-                scan = list(_SCAN.unpack(os.pread(memory, _SCAN.size, address)))
-                start, end = scan[_START], scan[_END]
+                hidden = self._hidden_of(pagemap)
                 if not any(low < end and start < high for low, high in hidden):
                     return _ONWARD
                 if scan[_FLAGS] or scan[_MOST_PAGES]:
@@ -137,9 +145,9 @@ class ScanHook:
                 os.pwrite(memory, _SCAN.pack(*scan), address)
                 return count
             finally:
-                os.close(memory)
+                os.close(pagemap)
         finally:
-            os.close(pagemap)
+            os.close(memory)
 
     def _hidden_of(self, pagemap: int) -> Sequence[Range]:
         """Return what is hidden of the process that this pagemap belongs to."""
@@ -154,6 +162,21 @@ class ScanHook:
         if name != "pagemap" or not number.isdecimal():
             raise ValueError(f"not a pagemap: {name}")
         return self._hidden.get(self._numbers.get(int(number), 0), ())
+
+
+def _united(hidden: Mapping[int, Sequence[Range]]) -> tuple[list[int], list[int]]:
+    """Return the starts and the ends of the ranges of all processes, those that overlap or touch
+    as one.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in sorted({part for ranges in hidden.values() for part in ranges}):
+        if ends and start <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(start)
+            ends.append(end)
+    return starts, ends
 
 
 def _borrowed(tid: int, fd: int) -> int:

@@ -242,6 +242,7 @@ class Commit(Struct, eq=False):
     def _describe(self) -> Manifest:
         """Complete CRIU's images, and put the manifest together; the tree may run."""
         assert self._taken is not None
+        self.job.reporter.step("describe")
         taken, reporter, writer = self._taken, self.job.reporter, self.destination.writer
         images = ImageSet(self.freeze.folder)
         _check_images(images, self.parts, self.freeze)

@@ -208,7 +208,7 @@ class Freeze(Struct, eq=False):
         self.seen.tree = tree = read_tree(root)
         # of regular files, which may be many, later: see `_files`
         self.seen.opened = opened = {
-            p.pid: descriptors(p.pid, special=True) for p in tree if not p.zombie
+            p.pid: descriptors(p.pid, still=True, special=True) for p in tree if not p.zombie
         }
         parts.repairs.record(FrozenTree(tree, opened, self.job.reporter))
         # Peers are asked over the program's own connections: only now, before CRIU locks and
@@ -246,7 +246,7 @@ class Freeze(Struct, eq=False):
         return driver.Frozen(criu_facts.page_guards(tree), looked.unix_keys())
 
     def _files(self, reporter: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:
-        self.seen.opened.update({pid: descriptors(pid) for pid in self.seen.opened})
+        self.seen.opened.update({pid: descriptors(pid, still=True) for pid in self.seen.opened})
         held = inode_records.record(self.seen.tree, self.seen.opened)
         parts, job = self.parts, self.job
         found = recording.collect(

@@ -43,6 +43,7 @@ _PHRASES = {
     "hooks-frozen": "hooks of the phase frozen",
     "pages": "taking over its memory",
     "collect": "taking over its memory",
+    "describe": "storing its memory",
     "store": "storing its memory",
     "hooks-post-dump": "hooks of the phase post-dump",
     "commit": "storing the checkpoint",

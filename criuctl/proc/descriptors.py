@@ -97,13 +97,15 @@ class Descriptor(NamedTuple):
         )
 
 
-def descriptors(pid: int, *, special: bool = False) -> list[Descriptor]:
+def descriptors(pid: int, *, still: bool = False, special: bool = False) -> list[Descriptor]:
     """Return all open descriptors of `pid`, ascending; none for a zombie.
 
-    With `special`, only those that are neither of regular files nor of folders, which may be many.
+    `still`: the process is frozen, which needs fewer system calls. With `special`, only those that
+    are neither of regular files nor of folders, which may be many.
+
     `NoSuchProcess`, `PreflightRefused`. Descriptors that are closed meanwhile are left out.
     """
-    found = []
+    found, root = [], f"/proc/{pid}/root"
     with reading(pid):
         base = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -115,7 +117,7 @@ def descriptors(pid: int, *, special: bool = False) -> list[Descriptor]:
                         try:
                             if special and stat.S_IFMT(os.stat(name, dir_fd=fds).st_mode) in _PLAIN:
                                 continue
-                            found.append(_read(name, fds, infos, f"/proc/{pid}/root"))
+                            found.append(_read(name, fds, infos, root, still=still))
                         except (FileNotFoundError, ProcessLookupError):
                             continue
                 finally:
@@ -134,13 +136,18 @@ def open_file(pid: int, fd: int) -> tuple[int, int]:
         return int(lines[lines.index(b"pos:") + 1]), int(lines[lines.index(b"flags:") + 1], 8)
 
 
-def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
+def _read(name: str, fds: int, infos: int, root: str, *, still: bool) -> Descriptor:
     for _ in range(_ATTEMPTS):
-        # if the first and the last are about one file, so is the one between them: the program may
-        # reopen the descriptor meanwhile
-        status = os.stat(name, dir_fd=fds)
-        target = target_of(name, fds)
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
+        if still:
+            target, status = target_of(name, fds), os.stat(name, dir_fd=fds)
+        else:
+            # all answers are about one file, even if the program reopens the descriptor meanwhile
+            handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)
+            try:
+                target, status = target_of(f"/proc/self/fd/{handle}"), os.fstat(handle)
+            finally:
+                os.close(handle)
         # older kernels do not show the inode
         common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}
         extra = []

@@ -18,7 +18,19 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import cases, forks, lazy, migrations, screens, sessions, small, steps, storage, tracking
+from . import (
+    cases,
+    forks,
+    frozen,
+    lazy,
+    migrations,
+    screens,
+    sessions,
+    small,
+    steps,
+    storage,
+    tracking,
+)
 from .cases import GIB, MIB, Bench
 from .report import Section
 
@@ -68,6 +80,9 @@ CASES = {
     ),
     "tracked": Case(
         lambda bench, asked: tracking.tracked(bench, asked.sizes or [GIB]), stores=True
+    ),
+    "frozen": Case(
+        lambda bench, asked: frozen.frozen(bench, _largest(asked, 8 * GIB)), stores=True
     ),
     "lazy": Case(lambda bench, asked: lazy.lazy(bench, _largest(asked, 4 * GIB)), stores=True),
     "forks": Case(lambda bench, _: forks.forks(bench)),

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from criuctl.config import Config
 from criuctl.criu import binary
@@ -50,6 +50,12 @@ class Restored:
     seconds: float  # until the first instruction of the program
     ended: float  # until the command had ended
     peaks: Mapping[str, int] = field(default_factory=dict)
+
+
+class Root(Protocol):
+    """The root of a tree, as far as plain CRIU needs to know it."""
+
+    pid: int
 
 
 class Way(ABC):
@@ -87,7 +93,7 @@ class Criu:
         self.argv = list(binary.find(Config()).argv)
         self._commands = commands
 
-    def dump(self, tree: Tree, images: Path, *, leave_running: bool) -> tuple[float, float]:
+    def dump(self, tree: Root, images: Path, *, leave_running: bool) -> tuple[float, float]:
         """Seconds in all, and frozen."""
         done = self._commands.run(
             [*self.to_dump(tree, images), *(["--leave-running"] if leave_running else [])]
@@ -98,7 +104,7 @@ class Criu:
         """Seconds until the command has ended."""
         return self._commands.run(self.to_restore(images)).seconds
 
-    def to_dump(self, tree: Tree, images: Path) -> list[str]:
+    def to_dump(self, tree: Root, images: Path) -> list[str]:
         """The command that dumps."""
         return [
             *self.argv,
@@ -142,7 +148,7 @@ class PlainCriu(Way):
         self._criu = criu
         self._images = folder / "images"
 
-    def dump(self, tree: Tree, *, leave_running: bool = False, memory: bool = False) -> Dumped:
+    def dump(self, tree: Root, *, leave_running: bool = False, memory: bool = False) -> Dumped:
         self.clean()
         self._images.mkdir()
         os.sync()

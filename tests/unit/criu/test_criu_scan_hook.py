@@ -91,3 +91,10 @@ def test_what_is_left_of_a_range(
     hidden: list[tuple[int, int]], left: list[tuple[int, int]]
 ) -> None:
     assert list(scan_hook._left(10, 20, hidden)) == left
+
+
+def test_where_anything_is_hidden() -> None:
+    """Of all processes; ranges that overlap or touch are one."""
+    hidden = {1: [(4, 8), (20, 24)], 2: [(6, 10), (24, 28)], 3: [(4, 8)], 4: []}
+    assert scan_hook._united(hidden) == ([4, 20], [10, 28])
+    assert scan_hook._united({}) == ([], [])

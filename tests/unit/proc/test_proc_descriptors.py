@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,21 @@ def test_one_that_becomes_another_file_again_and_again(tmp_path: Path) -> None:
         finally:
             child.kill()
     assert seen <= {("/dev/null", "device", os.makedev(1, 3)), (file, "file", 0)}
+
+
+def test_of_a_process_that_stands_still(tmp_path: Path) -> None:
+    """The shorter way shows the same, and the special ones are those that are not plain files."""
+    with (
+        (tmp_path / "deleted").open("w") as file,
+        subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE, stdout=file) as child,
+    ):
+        os.unlink(file.name)
+        try:
+            seen = descriptors(child.pid)
+            assert [d.kind for d in seen[:2]] == ["pipe", "file"]
+            assert seen[1].deleted
+            assert descriptors(child.pid, still=True) == seen
+            special = [d for d in seen if not (stat.S_ISREG(d.mode) or stat.S_ISDIR(d.mode))]
+            assert descriptors(child.pid, still=True, special=True) == special
+        finally:
+            child.kill()
