@@ -75,9 +75,10 @@ def _processes(bench: Bench) -> Section:
         for _ in _rounds(bench, section):
             subject.tree.change(0.01, bench.run_size)
             bare.tree.live_on()
-            of_all = [way.dump(subject.tree, leave_running=True).frozen for way in (own, plain)]
+            seconds = own.snapshot(subject.tree.pid).frozen
+            whole = plain.dump(subject.tree, leave_running=True).frozen
             least = plain.dump(bare.tree, leave_running=True).frozen
-            _add(section, *of_all, least)
+            _add(section, seconds, whole, least)
             subject.tree.verify()
     return section
 
