@@ -71,7 +71,7 @@ class Config(Struct, frozen=True):
     buffers_mib: int = 128  # memory for pages on their way to the store
     # of a tree of so many MiB the memory is read ahead, and when it is frozen only what was written
     # to since (Linux 6.7, x86-64); 0 is none
-    track_writes_mib: int = 64
+    track_writes_mib: int = 32
     workers: int = 0  # threads that compress and seal; 0 is one per core
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too

@@ -66,7 +66,7 @@ class Snapshots(Criuctl):
             bench.disk / f"{place.name}-{self.name}",
             place,
             program,
-            configuration={"CRIUCTL_TRACK_WRITES_MIB": "64" if tracked else "0"},
+            configuration={"CRIUCTL_TRACK_WRITES_MIB": "32" if tracked else "0"},
         )
         self.name = SUBJECT if tracked else UNTRACKED
         self._store = f"criuctl-{self.name}"
