@@ -39,7 +39,7 @@ from .destination import Destination
 from .freeze import Freeze
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
-from .manifest_of_tree import Taken, store_and_describe
+from .manifest_of_tree import Taken, shown, store_and_describe
 from .parts import TreeParts
 from .signals import ignore_signals
 
@@ -234,7 +234,7 @@ class Commit(Struct, eq=False):
             parts.entry,
             collected.own.result(),
             terminals=parts.terminals.take(seen.tree, seen.opened, writer),
-            holder=holder,
+            holder=shown(holder, seen.tree[0].pid),
             fifos=fifos.with_unread(images, seen.tree, seen.opened),
             inodes=[*held, *inode_records.of_links(links)],
         )

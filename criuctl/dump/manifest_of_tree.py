@@ -130,12 +130,11 @@ class Taken(Struct, frozen=True):
     inodes: Sequence[InodeRecord] = ()
 
 
-def _shown(taken: Taken) -> HolderRecord | None:
-    """Return the state of the holder, with where else the tree finds its workspace."""
-    held = taken.holder
+def shown(held: HolderRecord | None, root: int) -> HolderRecord | None:
+    """Return the state of the holder, with where else the frozen tree finds its workspace."""
     if held is None or not held.workspace:
         return held
-    return replace(held, shown=shown_workspaces.points(taken.tree[0].pid, held.workspace))
+    return replace(held, shown=shown_workspaces.points(root, held.workspace))
 
 
 def store_and_describe(
@@ -169,7 +168,7 @@ def store_and_describe(
         images=image_files,
         image_data=writer.stream("images"),
         terminals=tuple(taken.terminals),
-        holder=_shown(taken),
+        holder=taken.holder,
         connections=tuple(taken.connections),
         files=tuple(taken.files),
         links=tuple(taken.links),
