@@ -55,7 +55,8 @@ def test_the_copy_of_a_session_with_a_terminal(asked: Asked) -> None:
             held.command.process.wait(TIMEOUT)
 
         def state() -> str:
-            return {row["session"]: row["state"] for row in asked("ls")}.get("copy", "gone")
+            states_now = {row["session"]: str(row["state"]) for row in asked("ls")}
+            return states_now.get("copy", "gone")
 
         wait_until(lambda state=state: state() != "checkpointed", TIMEOUT, f"settled after {step}")
         states[step] = state()
