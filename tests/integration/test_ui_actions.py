@@ -49,7 +49,8 @@ def test_a_life_of_a_session(operators: Operators, browser: Browser, tmp_path: P
         expect(page.locator("h1")).to_have_text("‹twin", timeout=PATIENCE)
         assert operators("status", "twin")["state"] == "running"
         _do(page, "fork")
-        expect(page.locator(".toast").last).to_contain_text("twin-1 runs, PID", timeout=PATIENCE)
+        toast = page.locator(".toast").filter(has_text="twin-1 runs, PID")  # next to a warning
+        expect(toast.first).to_be_visible(timeout=PATIENCE)
         assert operators("status", "twin-1")["forked_from"] == "twin"
         operators("kill", "--forks-of", "twin")
         operators("forget", "twin-1")
