@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import confinement, leaks, linting
+from support import leaks, linting
 from support.aftermath import Aftermath
 from support.command import Criuctl, Home
+from support.confinement import Confinement
 from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
@@ -47,7 +48,7 @@ pytest_plugins = [
 ]  # radosgw_server and rclone_server are there once for the whole session
 
 
-_CONFINEMENT = confinement.Confinement()  # before any test module reads the environment
+_CONFINEMENT = Confinement()  # before any test module reads the environment
 _AHEAD = pytest.StashKey[linting.Check]()
 
 
@@ -73,15 +74,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_unconfigure() -> None:
     """The folders of this run go last."""
     _CONFINEMENT.close()
-
-
-@pytest.fixture(autouse=True)
-def own_folders() -> Iterator[None]:
-    """Remove what a test that is given no folders of its own leaves in those of a host, which are
-    covered: the next test must not find it.
-    """
-    yield
-    confinement.uncovered()
 
 
 @pytest.fixture
